@@ -14,7 +14,7 @@ type Recorder interface {
 	FirstToken(took time.Duration)
 	// NextTokens is the time between two outputs of a stream, and the tokens in the second.
 	NextTokens(gap time.Duration, tokens int)
-	// Ignored is called for each field of a body that has no effect here.
+	// Ignored is called once for each field of a body that has no effect here.
 	Ignored(field string)
 }
 

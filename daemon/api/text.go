@@ -1,5 +1,7 @@
 package api
 
+import "tandem/model/token"
+
 // Text is what the dialects need of the model's tokenizer and chat template.
 // Its methods may be called from any goroutine.
 type Text interface {
@@ -39,4 +41,74 @@ type Message struct {
 	Name    string // of the speaker, if the client gave one
 	// ToolCallID says which call a tool's message answers.
 	ToolCallID string
+}
+
+// modelText is a Text of a model's tokenizer.
+type modelText struct {
+	tok    *token.Tokenizer
+	render func([]Message) ([]int32, error)
+	ends   []int32
+}
+
+// NewText makes a Text of a tokenizer and of what renders a chat for the model,
+// which is called from many goroutines.
+func NewText(tok *token.Tokenizer, render func([]Message) ([]int32, error)) Text {
+	return &modelText{tok: tok, render: render, ends: tok.Ends()}
+}
+
+func (t *modelText) Encode(text string, addSpecial, parseSpecial bool) []int32 {
+	ids := make([]int32, 0, len(text)/3+2)
+	if addSpecial && t.tok.AddBos() {
+		ids = append(ids, t.tok.Bos())
+	}
+	return t.tok.EncodeTo(ids, text, parseSpecial)
+}
+
+func (t *modelText) Render(messages []Message) ([]int32, error) { return t.render(messages) }
+
+func (t *modelText) Decode(ids []int32) string { return t.tok.Text(ids, true) }
+
+func (t *modelText) EndTokens() []int32 { return t.ends }
+
+func (t *modelText) Vocab() int { return t.tok.Len() }
+
+func (t *modelText) Reader(stops []string) Reader {
+	r := &modelReader{text: t.tok.NewStream(false)}
+	if len(stops) > 0 {
+		s, err := token.NewStops(stops)
+		if err != nil {
+			panic(err) // decoding has checked them by the same limits
+		}
+		r.stops = s
+	}
+	return r
+}
+
+// modelReader repairs first and searches then, so that a stop string is looked
+// for in what the client would see.
+type modelReader struct {
+	text  *token.Stream
+	stops *token.Stops // nil: none
+}
+
+func (r *modelReader) Append(b []byte, id int32) ([]byte, bool) {
+	return r.push(b, r.text.Next(id))
+}
+
+func (r *modelReader) push(b []byte, s string) ([]byte, bool) {
+	if r.stops == nil {
+		return append(b, s...), false
+	}
+	visible, met := r.stops.Push(s)
+	return append(b, visible...), met >= 0
+}
+
+// Flush can meet a stop string as well, one with U+FFFD in it; then that is not
+// shown, and that the answer ended for another reason stays true.
+func (r *modelReader) Flush(b []byte) []byte {
+	b, met := r.push(b, r.text.Flush())
+	if met || r.stops == nil {
+		return b
+	}
+	return append(b, r.stops.Flush()...)
 }

@@ -77,7 +77,7 @@ type KV struct {
 type Limits struct {
 	MaxRequests int `toml:"max_requests" default:"32" min:"1" max:"4096" unit:"requests" doc:"Requests being worked on: from the reservation of memory to the last byte sent." at:"daemon/admit, when a request leaves the queue"`
 	MaxQueued   int `toml:"max_queued" default:"64" min:"0" max:"65536" unit:"requests" doc:"Requests waiting for their turn. Beyond it: 429. The default is two a head for some thirty agents, which send side requests in parallel." at:"daemon/admit, when a request arrives"`
-	MaxAttempts int `toml:"max_attempts" default:"3" min:"1" max:"1000000" unit:"attempts" doc:"How often a request is tried when generations change under it, the first time included. Then: 502 generation_changed." at:"daemon/request, when a generation ends"`
+	MaxAttempts int `toml:"max_attempts" default:"3" min:"1" max:"1000000" unit:"attempts" doc:"Attempts in a row that may end without a token when generations change under a request. Then: 502 generation_changed." at:"daemon/request, when a generation ends"`
 }
 
 // Deadlines is the table [deadlines].

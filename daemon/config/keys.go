@@ -1,11 +1,13 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"reflect"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // Key describes one key of the file: what the struct tags of Config say.
@@ -235,8 +237,8 @@ func (k *Key) fromWord(text string) (any, error) {
 func (k *Key) allowed(v any) error {
 	switch v := v.(type) {
 	case string:
-		if k.oneOf == nil {
-			return nil
+		if err := plainText(v); err != nil || k.oneOf == nil {
+			return err
 		}
 		for _, o := range k.oneOf {
 			if v == o {
@@ -254,11 +256,37 @@ func (k *Key) allowed(v any) error {
 			}
 			return fmt.Errorf(`"auto" is not allowed here; %w`, errSizeForm)
 		}
-	case []string, bool:
+	case []string:
+		if len(v) > maxList {
+			return fmt.Errorf("has %d elements; at most %d are allowed", len(v), maxList)
+		}
+		for i, s := range v {
+			if err := plainText(s); err != nil {
+				return fmt.Errorf("element %d: %w", i+1, err)
+			}
+		}
+		return nil
+	case bool:
 		return nil
 	}
 	if n := number(v); !(n >= k.min && n <= k.max) {
 		return fmt.Errorf("%s is out of range; allowed: %s", strings.Trim(render(v), `"`), k.Allowed)
+	}
+	return nil
+}
+
+const (
+	maxList = 256
+	maxText = 4096
+)
+
+// plainText refuses what no path, name or address contains.
+func plainText(s string) error {
+	if len(s) > maxText {
+		return fmt.Errorf("has %d bytes; at most %d are allowed", len(s), maxText)
+	}
+	if strings.ContainsFunc(s, unicode.IsControl) {
+		return errors.New("contains a control character")
 	}
 	return nil
 }

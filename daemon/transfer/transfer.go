@@ -130,13 +130,16 @@ const (
 	// SourceQuiet, TargetQuiet: the rank answered Quiesce, or retired the sequence.
 	SourceQuiet
 	TargetQuiet
+	// SourceLate: the target has everything, but the source has not said that it is
+	// done for longer than it may.
+	SourceLate
 	// Release: the sequence ended in the target's own batch.
 	Release
 	// GiveUp: nobody wants the attempt any more.
 	GiveUp
 )
 
-var kindNames = [...]string{"", "start", "reserved", "verified", "source done", "source quiet", "target quiet", "release", "give up"}
+var kindNames = [...]string{"", "start", "reserved", "verified", "source done", "source quiet", "target quiet", "source late", "release", "give up"}
 
 func (k Kind) String() string { return kindNames[k] }
 
@@ -157,8 +160,7 @@ const (
 	TellSource
 	// Deliver: the sequence is the target's; the request may decode.
 	Deliver
-	// QuiesceSource, QuiesceTarget: send Quiesce to every rank of that side; its
-	// pages are quarantined.
+	// QuiesceSource, QuiesceTarget: send Quiesce to that side's leader.
 	QuiesceSource
 	QuiesceTarget
 	// RetireTarget: the target's pages are no longer needed and await quiet.
@@ -237,6 +239,13 @@ func (t Transfer) Step(ev Event) (next Transfer, acts []Action, ignored bool) {
 		// A rank may retire a sequence before its leader's last word got here
 		// through another socket; it counts from then on.
 		t.TargetMute |= bit
+
+	case SourceLate:
+		if t.State != Arrived && t.State != Releasing || !t.SourceTold || t.SourceMute == t.Source {
+			return t, nil, true
+		}
+		// The client is served all the same; only the memory waits for an answer.
+		return t, []Action{QuiesceSource}, false
 
 	case Release:
 		if t.State != Arrived {

@@ -57,16 +57,16 @@ target quiet 0: releasing → closed, free target
 // that the silent rank might still write is given away.
 func TestCompletionReportIsLost(t *testing.T) {
 	_, got := run(New(Handover, 1, 1, false),
-		Event{Start, 0}, Event{Reserved, 0}, Event{Verified, 0}, Event{Release, 0}, Event{TargetQuiet, 0},
-		Event{GiveUp, 0}, Event{SourceQuiet, 0})
+		Event{Start, 0}, Event{Reserved, 0}, Event{Verified, 0}, Event{SourceLate, 0}, Event{Release, 0}, Event{TargetQuiet, 0},
+		Event{SourceQuiet, 0})
 	check(t, got, `
 start 0: idle → reserving, tell target
 reserved 0: reserving → moving, tell source
 verified 0: moving → arrived, deliver
+source late 0: arrived → arrived, quiesce source
 release 0: arrived → releasing, retire target
 target quiet 0: releasing → releasing
-give up 0: releasing → draining, quiesce source, quiesce target
-source quiet 0: draining → closed, free source, free target
+source quiet 0: releasing → closed, free source, free target
 `)
 }
 

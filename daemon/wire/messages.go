@@ -54,9 +54,10 @@ type Grow struct {
 	Pages   []pagepool.Page
 }
 
-// Quiesce tells every rank of a replica to leave an attempt alone for good.
-// Each answers Quiet once nothing it started can touch the attempt's pages. It is
-// right at any time, also before the attempt is known and after it is done.
+// Quiesce tells the leader of a replica to have all ranks leave an attempt alone
+// for good. Each rank answers Quiet once nothing it started can touch the attempt's
+// pages. It is right at any time, also before the attempt is known and after it is
+// done.
 type Quiesce struct{ Attempt uint64 }
 
 // Dump asks for the stacks of the process.
@@ -110,7 +111,8 @@ type Result struct {
 	Finish  uint8 // a request.Finish; 0: goes on
 }
 
-// Quiet answers Quiesce; a decode rank also says it unasked after a sequence ended.
+// Quiet answers Quiesce, from each rank of the replica; decode ranks also say it
+// unasked after a sequence ended by itself.
 type Quiet struct{ Attempt uint64 }
 
 // Failed says that the rank gave an attempt up. It still needs Quiesce.
@@ -125,6 +127,9 @@ type Fatal struct{ Text string }
 
 // Dumped answers Dump.
 type Dumped struct{ Text string }
+
+// Progress says how far a long start has come, in bytes.
+type Progress struct{ Done, Total uint64 }
 
 func alloc(t Type) Message {
 	switch t {
@@ -166,6 +171,8 @@ func alloc(t Type) Message {
 		return new(Fatal)
 	case TDumped:
 		return new(Dumped)
+	case TProgress:
+		return new(Progress)
 	}
 	return nil
 }
@@ -190,6 +197,7 @@ func (*Quiet) Type() Type    { return TQuiet }
 func (*Failed) Type() Type   { return TFailed }
 func (*Fatal) Type() Type    { return TFatal }
 func (*Dumped) Type() Type   { return TDumped }
+func (*Progress) Type() Type { return TProgress }
 
 func putPages(b []byte, ps []pagepool.Page) []byte {
 	b = putU32(b, uint32(len(ps)))
@@ -353,3 +361,6 @@ func (m *Fatal) read(r *reader)         { m.Text = string(r.bytes()) }
 
 func (m *Dumped) append(b []byte) []byte { return putBytes(b, m.Text) }
 func (m *Dumped) read(r *reader)         { m.Text = string(r.bytes()) }
+
+func (m *Progress) append(b []byte) []byte { return putU64(putU64(b, m.Done), m.Total) }
+func (m *Progress) read(r *reader)         { m.Done, m.Total = r.u64(), r.u64() }

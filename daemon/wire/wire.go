@@ -58,6 +58,7 @@ const (
 	TFailed
 	TFatal
 	TDumped
+	TProgress
 )
 
 // Message is one of the message types of this package.

@@ -30,7 +30,7 @@ func examples() []Message {
 		&Hello{PID: 77, Revision: "abc", Layout: 1 << 60}, &Ready{Backend: "cpu"}, &Reserved{Attempt: 8},
 		&Sealed{Attempt: 8, Tokens: 64, Pages: 1, Done: true}, &Landed{Attempt: 8, Pages: 4}, &Verified{Attempt: 8},
 		&Step{Seq: 5, Results: []Result{{Attempt: 8, Token: 17, Finish: 1}, {Attempt: 9, Token: 0}}},
-		&Quiet{Attempt: 8}, &Failed{Attempt: 8, Kind: fault.DigestMismatch, Text: "page 4"}, &Fatal{Text: "x"}, &Dumped{Text: "goroutine 1"},
+		&Quiet{Attempt: 8}, &Failed{Attempt: 8, Kind: fault.DigestMismatch, Text: "page 4"}, &Fatal{Text: "x"}, &Dumped{Text: "goroutine 1"}, &Progress{Done: 5, Total: 1 << 40},
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -122,3 +124,6 @@ func (r *Region) Close() error {
 	})
 	return err
 }
+
+// Word32 is the 32-bit word at the start of b, which other processes may map too.
+func Word32(b []byte) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&b[:4][0])) }

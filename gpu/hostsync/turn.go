@@ -49,7 +49,8 @@ func NewTurn(mem []byte, seat int, spin time.Duration) *Turn {
 }
 
 // Acquire returns nil once this seat has the turn. After ErrTimeout the seat
-// neither has it nor waits for it any longer.
+// neither has it nor waits for it any longer. After ErrAborted nobody may count
+// on anything.
 func (t *Turn) Acquire(limit time.Duration) error {
 	w := t.w
 	if w.owner.Load() == t.seat+1 {
@@ -63,35 +64,25 @@ func (t *Turn) Acquire(limit time.Duration) error {
 	want.Store(stamp)
 	at := wait{spin: t.spin, limit: limit}
 	for {
+		if w.aborted.Load() != 0 {
+			want.Store(idle)
+			return ErrAborted
+		}
 		owner := w.owner.Load()
 		if owner == t.seat+1 || owner == 0 && w.owner.CompareAndSwap(0, t.seat+1) {
 			want.Store(idle)
 			return nil
 		}
-		if at.more() {
+		if at.more() || at.on(&w.owner.Uint32, owner, &w.sleepers.Uint32) {
 			continue
 		}
-		err := error(nil)
-		if w.aborted.Load() != 0 {
-			err = ErrAborted
-		} else if !at.on(&w.owner.Uint32, owner, &w.sleepers.Uint32) {
-			err = ErrTimeout
+		if want.CompareAndSwap(stamp, idle) {
+			return ErrTimeout
 		}
-		if err != nil {
-			if want.CompareAndSwap(stamp, idle) {
-				return err
-			}
-			// Chosen already: the turn arrives in a moment. Only the death of the
-			// one who passes it on could keep it from arriving.
-			if err == ErrAborted {
-				return err
-			}
-			at = wait{spin: t.spin, limit: sleep}
-			stamp = idle // nothing is left to give up
-			if w.owner.Load() != t.seat+1 && !at.on(&w.owner.Uint32, owner, &w.sleepers.Uint32) {
-				return err
-			}
-		}
+		// Chosen at the last moment: the turn is on its way and must be taken.
+		// Only the death of the one who passes it on can stop it; then whoever
+		// notices that calls Abort.
+		at.limit = Forever
 	}
 }
 
@@ -149,7 +140,7 @@ func (t *Turn) Waits(seat int) bool {
 // Holder is the seat that has the turn now, -1 if nobody has.
 func (t *Turn) Holder() int { return int(t.w.owner.Load()) - 1 }
 
-// Abort makes every Acquire that waits, present and future, return ErrAborted.
+// Abort makes every Acquire, present and future, return ErrAborted.
 func (t *Turn) Abort() {
 	t.w.aborted.Store(1)
 	wake(&t.w.owner.Uint32, &t.w.sleepers.Uint32)

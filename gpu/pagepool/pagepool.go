@@ -71,6 +71,7 @@ const (
 // Pool is the ledger. Make it with New.
 type Pool struct {
 	name   string
+	first  uint32
 	epochs []uint32 // of the latest use of each page
 	free   []uint32 // a stack
 	count  [len(stateNames)]int
@@ -85,9 +86,10 @@ type Lease struct {
 	ended bool
 }
 
-// New makes a ledger of pages pages, all free.
-func New(name string, pages int) *Pool {
-	p := &Pool{name: name, epochs: make([]uint32, pages), free: make([]uint32, pages)}
+// New makes a ledger of pages pages, all free, whose indices begin at first:
+// several pools may share one memory.
+func New(name string, first, pages int) *Pool {
+	p := &Pool{name: name, first: uint32(first), epochs: make([]uint32, pages), free: make([]uint32, pages)}
 	for i := range p.free {
 		p.free[i] = uint32(pages - 1 - i)
 	}
@@ -129,7 +131,7 @@ func (l *Lease) take(n int) []Page {
 		i := p.free[len(p.free)-1]
 		p.free = p.free[:len(p.free)-1]
 		p.epochs[i]++
-		l.pages = append(l.pages, Page{Index: i, Epoch: p.epochs[i]})
+		l.pages = append(l.pages, Page{Index: p.first + i, Epoch: p.epochs[i]})
 	}
 	p.count[0] -= n
 	p.count[l.state] += n
@@ -185,7 +187,7 @@ func (l *Lease) Free(proof Proof) {
 	p.count[l.state] -= len(l.pages)
 	p.count[0] += len(l.pages)
 	for _, pg := range slices.Backward(l.pages) {
-		p.free = append(p.free, pg.Index)
+		p.free = append(p.free, pg.Index-p.first)
 	}
 	p.leases--
 	l.ended = true

@@ -11,7 +11,7 @@ import (
 func TestLedgerAddsUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		total := rapid.IntRange(0, 20).Draw(t, "pages")
-		p := New("test", total)
+		p := New("test", 7, total)
 		var live []*Lease
 		used := map[Page]bool{}
 		note := func(ps []Page) {
@@ -96,7 +96,7 @@ func TestOnlyProofFrees(t *testing.T) {
 		{[]State{Writable, Leased}, Reaped},
 		{[]State{Writable, Quarantined}, NeverExposed},
 	} {
-		p := New("test", 4)
+		p := New("test", 0, 4)
 		l, _ := p.Reserve(2)
 		for _, s := range c.to {
 			l.To(s)
@@ -113,7 +113,7 @@ func TestOnlyProofFrees(t *testing.T) {
 }
 
 func TestLeaseEndsOnce(t *testing.T) {
-	p := New("test", 1)
+	p := New("test", 0, 1)
 	l, _ := p.Reserve(1)
 	l.Free(NeverExposed)
 	defer func() {

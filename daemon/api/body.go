@@ -1,0 +1,65 @@
+package api
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"tandem/daemon/fault"
+)
+
+// readBody reads the request's body within the limits of size and time. Memory
+// grows with what has come, not with what was announced.
+func (x *exchange) readBody() ([]byte, error) {
+	o := &x.h.Options
+	if e := x.r.Header.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
+		return nil, custom(http.StatusUnsupportedMediaType, "unsupported_encoding", "Content-Encoding %q is not supported; send the body as it is", clipped(e))
+	}
+	tooLarge := custom(http.StatusRequestEntityTooLarge, "body_too_large", "the body is larger than %d bytes", o.MaxBody)
+	if x.r.ContentLength > o.MaxBody {
+		x.w.Header().Set("Connection", "close") // rather than read what is not wanted
+		return nil, tooLarge
+	}
+	in := http.MaxBytesReader(x.w, x.r.Body, o.MaxBody)
+	end := time.Now().Add(o.BodyTotal)
+	buf := make([]byte, 0, min(max(x.r.ContentLength, 512)+1, 64<<10))
+	for {
+		limit := time.Now().Add(o.BodyStall)
+		if limit.After(end) {
+			limit = end
+		}
+		x.expectBody(limit)
+		n, err := in.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if err == io.EOF {
+			// From here on only the client's leaving is read.
+			x.expectBody(time.Time{})
+			return buf, nil
+		}
+		if err != nil {
+			return nil, bodyError(err, tooLarge)
+		}
+		if len(buf) == cap(buf) {
+			buf = append(buf, 0)[:len(buf)]
+		}
+	}
+}
+
+// expectBody sets the time by which the client must send more; zero: none.
+func (x *exchange) expectBody(by time.Time) {
+	_ = x.rc.SetReadDeadline(by) // fails only where there is no connection, in tests
+}
+
+func bodyError(err error, tooLarge *problem) error {
+	var big *http.MaxBytesError
+	switch {
+	case errors.As(err, &big):
+		return tooLarge
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return custom(http.StatusRequestTimeout, "body_timeout", "the body did not arrive in time")
+	}
+	return &fault.Error{Kind: fault.Invalid, Op: "reading the body", Err: err}
+}

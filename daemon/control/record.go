@@ -1,0 +1,107 @@
+package control
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"tandem/daemon/ident"
+	"tandem/daemon/request"
+)
+
+// Record is one request's story. It is kept for a while after the request ended.
+type Record struct {
+	ID         ident.Request    `json:"id"`
+	Session    string           `json:"session,omitempty"`
+	Arrived    time.Time        `json:"arrived"`
+	Prompt     int              `json:"prompt_tokens"`
+	MaxTokens  int              `json:"max_tokens"`
+	Output     int              `json:"output_tokens"`
+	Attempts   int              `json:"attempts"`
+	FirstToken float64          `json:"time_to_first_token_seconds,omitempty"`
+	Outcome    string           `json:"outcome,omitempty"`
+	Generation ident.Generation `json:"generation,omitempty"`
+	Events     []Note           `json:"events"`
+	Dropped    int              `json:"events_dropped,omitempty"`
+}
+
+// Note is one line of the story.
+type Note struct {
+	At    float64 `json:"at_seconds"` // since admission
+	Event string  `json:"event"`
+	State string  `json:"state"`
+	Text  string  `json:"text,omitempty"`
+}
+
+// maxNotes bounds a story: the first and the last lines are kept.
+const maxNotes = 200
+
+func (r *Record) note(at request.Instant, event string, s request.State, text string) {
+	if len(r.Events) >= maxNotes {
+		copy(r.Events[maxNotes/2:], r.Events[maxNotes/2+1:])
+		r.Events = r.Events[:maxNotes-1]
+		r.Dropped++
+	}
+	r.Events = append(r.Events, Note{At: float64(at) / 1e9, Event: event, State: s.String(), Text: text})
+}
+
+func (r *Record) finish(outcome string, output int, g ident.Generation) {
+	r.Outcome, r.Output, r.Generation = outcome, output, g
+}
+
+// Timeline is how long each state lasted, in order: "queued+2ms prefilling+310ms".
+func (r *Record) Timeline() string {
+	var b strings.Builder
+	state, since := "", 0.0
+	flush := func(now float64) {
+		if state != "" {
+			if b.Len() > 0 {
+				b.WriteByte(' ')
+			}
+			fmt.Fprintf(&b, "%s+%s", state, time.Duration((now-since)*1e9).Round(100*time.Microsecond))
+		}
+	}
+	for _, n := range r.Events {
+		if n.State != state {
+			flush(n.At)
+			state, since = n.State, n.At
+		}
+	}
+	flush(since)
+	return b.String()
+}
+
+func (r *Record) clone() Record {
+	c := *r
+	c.Events = append([]Note(nil), r.Events...)
+	return c
+}
+
+// records keeps the stories of requests that ended lately.
+type records struct {
+	mu   sync.Mutex // guards what follows
+	max  int
+	list []*Record // oldest first
+}
+
+func newRecords(max int) *records { return &records{max: max} }
+
+func (rs *records) add(r *Record) {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	if rs.list = append(rs.list, r); len(rs.list) > rs.max {
+		rs.list = rs.list[1:]
+	}
+}
+
+func (rs *records) find(id ident.Request) *Record {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	for i := len(rs.list) - 1; i >= 0; i-- {
+		if rs.list[i].ID == id {
+			return rs.list[i]
+		}
+	}
+	return nil
+}

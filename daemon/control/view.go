@@ -1,0 +1,216 @@
+package control
+
+import (
+	"errors"
+	"os"
+	"time"
+
+	"tandem/daemon/ident"
+	"tandem/daemon/request"
+	"tandem/daemon/transfer"
+	"tandem/gpu/pagepool"
+)
+
+// View is the state of the appliance, computed from the tables that decisions are
+// made on.
+type View struct {
+	At             time.Time        `json:"at"`
+	PID            int              `json:"pid"`
+	UptimeSeconds  float64          `json:"uptime_seconds"`
+	Ready          bool             `json:"ready"`
+	Reason         string           `json:"reason,omitempty"` // why not ready
+	ReadySince     time.Time        `json:"changed_at"`
+	Generation     ident.Generation `json:"generation"`
+	State          string           `json:"state"` // of the supervisor
+	GenerationAge  float64          `json:"generation_age_seconds"`
+	LastEnd        string           `json:"last_end_reason,omitempty"`
+	LastEndText    string           `json:"last_end,omitempty"`
+	Ended          int              `json:"generations_ended"`
+	Ranks          []RankView       `json:"ranks"`
+	Pools          []PoolView       `json:"pools"`
+	States         []StateView      `json:"requests_by_state"`
+	Running        int              `json:"running"`
+	Queued         int              `json:"queued"`
+	MaxRunning     int              `json:"max_requests"`
+	MaxQueued      int              `json:"max_queued"`
+	QuarantineAge  float64          `json:"quarantine_age_seconds"`
+	LastCompletion time.Time        `json:"last_completion"`
+	Transport      string           `json:"transport"`
+}
+
+// RankView is one worker.
+type RankView struct {
+	Role        ident.Role `json:"role"`
+	Replica     int        `json:"replica"`
+	Rank        int        `json:"rank"`
+	PID         int        `json:"pid"`
+	Device      string     `json:"device"`
+	State       string     `json:"state"`
+	Started     time.Time  `json:"started"`
+	ProgressAge float64    `json:"progress_age_seconds"`
+	PulseAge    float64    `json:"pulse_age_seconds"`
+	Backend     string     `json:"backend,omitempty"`
+	Plans       uint64     `json:"plans"`
+}
+
+// Ident is the rank's name.
+func (r *RankView) Ident() ident.Rank {
+	return ident.Rank{Replica: ident.Replica{Role: r.Role, Index: r.Replica}, Rank: r.Rank}
+}
+
+// PoolView is one ledger.
+type PoolView struct {
+	Name   string         `json:"name"`
+	Total  int            `json:"total"`
+	States map[string]int `json:"states"`
+	Drift  int            `json:"conservation_error"`
+}
+
+// StateView is one state that requests can be in.
+type StateView struct {
+	State  string  `json:"state"`
+	Count  int     `json:"count"`
+	Oldest float64 `json:"oldest_age_seconds"`
+}
+
+// RequestView is one live request.
+type RequestView struct {
+	ID         ident.Request `json:"id"`
+	Session    string        `json:"session,omitempty"`
+	State      string        `json:"state"`
+	AgeInState float64       `json:"age_in_state_seconds"`
+	Age        float64       `json:"age_seconds"`
+	Deadline   float64       `json:"deadline_left_seconds"`
+	Prompt     int           `json:"prompt_tokens"`
+	Output     int           `json:"output_tokens"`
+	MaxTokens  int           `json:"max_tokens"`
+	Attempts   int           `json:"attempts"`
+	Attempt    string        `json:"attempt,omitempty"`
+	Transfer   string        `json:"transfer,omitempty"`
+	Prefill    int           `json:"prefill_replica"`
+	Decode     int           `json:"decode_replica"`
+}
+
+// ErrNoAnswer is returned when the loop does not answer in time.
+var ErrNoAnswer = errors.New("the control loop does not answer")
+
+// View gives a picture of now.
+func (l *Loop) View(limit time.Duration) (View, error) {
+	var v View
+	if !l.ask(limit, func() { v = l.view() }) {
+		return v, ErrNoAnswer
+	}
+	return v, nil
+}
+
+func (l *Loop) view() View {
+	v := View{At: time.Now(), PID: os.Getpid(), UptimeSeconds: float64(l.now) / 1e9, Ready: l.unready == nil, ReadySince: l.lastChange,
+		Generation: l.number, State: l.sup.State.String(), LastEnd: l.sup.Reason, LastEndText: l.lastWhy, Ended: l.sup.Ended,
+		Queued: len(l.queue), MaxRunning: l.o.Admit.Running, MaxQueued: l.o.Admit.Queued, Transport: l.o.Plan.Transport.String()}
+	if l.unready != nil {
+		v.Reason = l.unready.Error()
+	}
+	if l.completed != 0 {
+		v.LastCompletion = l.origin.Add(time.Duration(l.completed))
+	}
+	v.Running = l.running()
+	if l.canary != nil {
+		for _, r := range l.queue {
+			if r.hidden {
+				v.Queued--
+			}
+		}
+	}
+	if l.gen != nil {
+		v.GenerationAge = time.Since(l.gen.Started).Seconds()
+		for i, r := range l.gen.Ranks {
+			h := &l.health[i]
+			state := [...]string{"idle", "computing", "waiting for its turn", "starting", "following"}[h.doing%5]
+			switch {
+			case h.gone:
+				state = "gone"
+			case !h.ready:
+				state = "starting"
+			}
+			v.Ranks = append(v.Ranks, RankView{Role: r.Role, Replica: r.Index, Rank: r.Rank.Rank, PID: r.PID, Device: r.Device, State: state, Started: r.Started,
+				ProgressAge: float64(l.now-h.stepped) / 1e9, PulseAge: float64(l.now-h.pulsed) / 1e9, Backend: h.backend, Plans: r.Vitals.Plans.Load()})
+		}
+	}
+	for _, list := range l.replicas {
+		for _, r := range list {
+			if r.pool == nil {
+				continue
+			}
+			p := PoolView{Name: r.pool.Name(), Total: r.pool.Total(), States: map[string]int{}, Drift: r.pool.Drift()}
+			for s, name := range pagepool.StateNames() {
+				p.States[name] = r.pool.Count(pagepool.State(s))
+			}
+			v.Pools = append(v.Pools, p)
+		}
+	}
+	oldest, count := map[request.State]request.Instant{}, map[request.State]int{}
+	for _, r := range l.requests {
+		count[r.m.State]++
+		if t, ok := oldest[r.m.State]; !ok || r.m.Entered < t {
+			oldest[r.m.State] = r.m.Entered
+		}
+	}
+	for _, s := range request.LiveStates() {
+		sv := StateView{State: s.String(), Count: count[s]}
+		if t, ok := oldest[s]; ok {
+			sv.Oldest = float64(l.now-t) / 1e9
+		}
+		v.States = append(v.States, sv)
+	}
+	for _, a := range l.attempts {
+		if a.t.State == transfer.Draining {
+			v.QuarantineAge = max(v.QuarantineAge, float64(l.now-a.idle)/1e9)
+		}
+	}
+	return v
+}
+
+// Requests lists the live requests, oldest first.
+func (l *Loop) Requests(limit time.Duration) ([]RequestView, error) {
+	out := []RequestView{}
+	if !l.ask(limit, func() {
+		for _, r := range l.inOrder() {
+			if !r.hidden {
+				out = append(out, l.requestView(r))
+			}
+		}
+	}) {
+		return nil, ErrNoAnswer
+	}
+	return out, nil
+}
+
+func (l *Loop) requestView(r *live) RequestView {
+	v := RequestView{ID: r.spec.ID, Session: r.spec.Session, State: r.m.State.String(), AgeInState: float64(l.now-r.m.Entered) / 1e9, Age: float64(l.now-r.began) / 1e9,
+		Deadline: float64(r.m.Due(&l.o.Request)-l.now) / 1e9, Prompt: len(r.spec.Prompt), Output: len(r.tokens), MaxTokens: r.spec.MaxTokens, Attempts: r.m.Tries, Prefill: -1, Decode: -1}
+	if a := r.attempt; a != nil {
+		v.Attempt, v.Transfer, v.Prefill, v.Decode = a.id.String(), a.t.State.String(), a.src.Index, a.dst.Index
+	}
+	return v
+}
+
+// Story is one request's record, also after it ended; nil if it is not known.
+func (l *Loop) Story(id ident.Request, limit time.Duration) (*Record, error) {
+	var out *Record
+	if !l.ask(limit, func() {
+		if r := l.requests[id]; r != nil {
+			c := r.rec.clone()
+			c.Output = len(r.tokens)
+			out = &c
+		}
+	}) {
+		return nil, ErrNoAnswer
+	}
+	if out == nil {
+		if r := l.ended.find(id); r != nil {
+			c := r.clone()
+			out = &c
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,236 @@
+package cpu
+
+import (
+	"fmt"
+
+	"tandem/kernels"
+)
+
+// OpenKV implements kernels.Backend: units[u] holds the pages of unit u. It is
+// borrowed for the backend's life and may lie inside or outside the Go heap.
+func (b *Backend) OpenKV(units [][]byte) error {
+	g := b.shape.Geometry
+	if len(units) != g.Units {
+		return fmt.Errorf("cpu: the memory of %d units, want %d", len(units), g.Units)
+	}
+	page := int(g.UnitPageBytes(ElemBytes(b.set)))
+	n := -1
+	for u, mem := range units {
+		if len(mem)%page != 0 || len(mem) == 0 {
+			return fmt.Errorf("cpu: unit %d: %d bytes are no whole pages of %d", u, len(mem), page)
+		}
+		if n >= 0 && len(mem)/page != n {
+			return fmt.Errorf("cpu: unit %d has %d pages, the units before it %d", u, len(mem)/page, n)
+		}
+		n = len(mem) / page
+	}
+	b.units, b.nPages = units, n
+	return nil
+}
+
+// form of the KV cache.
+func (b *Backend) cache() cacheForm {
+	elem := kernels.F16
+	if b.set == Float32 {
+		elem = kernels.F32
+	}
+	g := b.shape.Geometry
+	return cacheForm{g.HeadDim, g.PageTokens, elem, int(g.UnitPageBytes(ElemBytes(b.set)))}
+}
+
+// layerOffset is where a layer's keys and values begin in a page.
+func (b *Backend) layerOffset(layer int) int {
+	if layer < 0 || layer >= b.shape.Layers {
+		panic(fmt.Sprintf("cpu: layer %d of %d", layer, b.shape.Layers))
+	}
+	return layer * (b.cache().pageStride / b.shape.Layers)
+}
+
+// RopeAppend implements kernels.Backend.
+func (b *Backend) RopeAppend(layer int, q, k, v kernels.Buffer, batch *kernels.Batch) error {
+	defer b.step()
+	qb, kb, vb := q.(*buffer), k.(*buffer), v.(*buffer)
+	hd := b.shape.HeadDim
+	mustMatch("q", qb.cols, b.shape.Heads*hd)
+	mustMatch("k", kb.cols, b.shape.Units*hd)
+	mustMatch("v", vb.cols, b.shape.Units*hd)
+	if kb.deal != byUnit || vb.deal != byUnit {
+		panic("cpu: keys and values must come from matrices dealt out by unit")
+	}
+	segs := b.segments(batch)
+	if err := b.write("RopeAppend", &qb.use, &b.kv); err != nil {
+		return err
+	}
+	c, at := b.cache(), b.layerOffset(layer)
+	lo, hi := b.share(qb.deal, qb.cols)
+	u0, u1 := b.shape.Owner(b.team.Rank, b.team.Size)
+	for _, s := range segs {
+		pages := batch.Pages[s.seq]
+		for i := range s.n {
+			r, pos := s.row+i, s.pos+i
+			table := b.rope[pos*hd : (pos+1)*hd]
+			if lo < hi {
+				b.kern.rope(qb.row(r), lo, hi, hd, table)
+			}
+			if u0 < u1 {
+				b.kern.rope(kb.row(r), u0*hd, u1*hd, hd, table)
+			}
+			page := int(pages[pos/c.pageTokens])*c.pageStride + at
+			for u := u0; u < u1; u++ {
+				b.kern.store(c, b.units[u][page:page+c.pageStride/b.shape.Layers], pos%c.pageTokens, kb.row(r)[u*hd:(u+1)*hd], vb.row(r)[u*hd:(u+1)*hd])
+			}
+		}
+	}
+	return nil
+}
+
+// rowCost is the work of one row of attention in one unit, in keys, with what
+// comes on top of the keys.
+func rowCost(pos int) int { return pos + 1 + 64 }
+
+// Attend implements kernels.Backend. The work is dealt out evenly: in pieces of
+// one row and unit, or, where those are few, of one block of keys of them. The
+// pieces a rank gets have nothing to do with the units it owns, since the cache
+// lies in shared memory.
+func (b *Backend) Attend(layer int, a kernels.Act, q kernels.Buffer, batch *kernels.Batch) error {
+	defer b.step()
+	v, qb := a.(*act), q.(*buffer)
+	mustMatch("q", qb.cols, b.shape.Heads*b.shape.HeadDim)
+	mustMatch("the activations", v.cols, qb.cols)
+	segs := b.segments(batch)
+	rows := batch.Rows()
+	if err := b.read("Attend", &qb.use, &b.kv); err != nil {
+		return err
+	}
+	at := b.layerOffset(layer)
+	total, most := 0, 0
+	for _, s := range segs {
+		for i := range s.n {
+			c := rowCost(s.pos + i)
+			total += c
+			most = max(most, c)
+		}
+	}
+	total *= b.shape.Units
+	v.forget()
+	v.parts = b.team.Size > 1 && rows <= b.partRows && most*b.team.Size*8 > total
+	if v.parts {
+		if err := b.write("Attend", &b.partsUse); err != nil {
+			return err
+		}
+		b.attendParts(at, qb, segs, batch)
+		return nil
+	}
+	if err := b.write("Attend", &v.shared.useFloats); err != nil {
+		return err
+	}
+	v.shared.hasFloats = true
+	b.attendRows(at, v, qb, segs, batch, total)
+	return nil
+}
+
+// attendRows computes this rank's rows and units. In units' order, and in each
+// in rows' order, the rank has a stretch of total/size.
+func (b *Backend) attendRows(at int, v *act, q *buffer, segs []segment, batch *kernels.Batch, total int) {
+	heads, hd := b.shape.Heads/b.shape.Units, b.shape.HeadDim
+	lo, hi := total*b.team.Rank/b.team.Size, total*(b.team.Rank+1)/b.team.Size
+	c, done := b.cache(), 0
+	for u := range b.shape.Units {
+		col := u * heads * hd
+		for _, s := range segs {
+			first, n := -1, 0
+			for i := range s.n {
+				if done >= lo && done < hi {
+					if first < 0 {
+						first = i
+					}
+					n++
+				}
+				done += rowCost(s.pos + i)
+			}
+			if n == 0 {
+				continue
+			}
+			r := s.row + first
+			b.kern.attend(c, b.units[u][at:], batch.Pages[s.seq], q.data[r*q.ld+col:], q.ld, s.pos+first, n, heads,
+				0, (s.pos+first+n-1)/b.blockKeys+1, v.shared.floats[r*v.ld+col:], v.ld, nil, 0, 0, b.scratch, b.progress)
+		}
+	}
+}
+
+// attendParts computes this rank's blocks of keys. Row r, block k and head h
+// have the part at (r·blocks + k)·heads + h, where blocks is the number that a
+// whole context has.
+func (b *Backend) attendParts(at int, q *buffer, segs []segment, batch *kernels.Batch) {
+	heads, hd, size := b.shape.Heads/b.shape.Units, b.shape.HeadDim, partFloats(b.shape)
+	blockCost := func(pos, k int) int { return min(pos+1-k*b.blockKeys, b.blockKeys) + 32 }
+	total := 0
+	for _, s := range segs {
+		for i := range s.n {
+			for k := range (s.pos+i)/b.blockKeys + 1 {
+				total += blockCost(s.pos+i, k)
+			}
+		}
+	}
+	total *= b.shape.Units
+	lo, hi := total*b.team.Rank/b.team.Size, total*(b.team.Rank+1)/b.team.Size
+	c, done := b.cache(), 0
+	b.rowBlocks = b.rowBlocks[:0]
+	for u := range b.shape.Units {
+		col := u * heads * hd
+		for _, s := range segs {
+			for i := range s.n {
+				r, pos := s.row+i, s.pos+i
+				if u == 0 {
+					b.rowBlocks = append(b.rowBlocks, pos/b.blockKeys+1)
+				}
+				first, n := -1, 0
+				for k := range pos/b.blockKeys + 1 {
+					if done >= lo && done < hi {
+						if first < 0 {
+							first = k
+						}
+						n++
+					}
+					done += blockCost(pos, k)
+				}
+				if n == 0 {
+					continue
+				}
+				part := b.parts[(r*b.blocks*b.shape.Heads+u*heads)*size:]
+				b.kern.attend(c, b.units[u][at:], batch.Pages[s.seq], q.data[r*q.ld+col:], q.ld, pos, 1, heads,
+					first, first+n, nil, 0, part, b.shape.Heads*size, size, b.scratch, b.progress)
+			}
+		}
+	}
+}
+
+// join folds the parts of attention into rows of a, all of them privately if
+// they are few, else a share of them; and quantises them if asked to.
+func (b *Backend) join(op string, a *act, quantise bool, rows int) error {
+	if rows != len(b.rowBlocks) {
+		panic(fmt.Sprintf("cpu: %d rows where attention computed %d", rows, len(b.rowBlocks)))
+	}
+	if err := b.read(op, &b.partsUse); err != nil {
+		return err
+	}
+	to, lo, hi := &a.private, 0, rows
+	if !b.alone(rows) {
+		to = &a.shared
+		if err := b.write(op, &to.useFloats, &to.useBytes); err != nil {
+			return err
+		}
+		lo, hi = b.rowShare(rows)
+	}
+	a.parts, to.hasFloats, to.hasBytes = false, true, quantise
+	hd, size := b.shape.HeadDim, partFloats(b.shape)
+	for r := lo; r < hi; r++ {
+		for h := range b.shape.Heads {
+			b.kern.fold(hd, b.parts[(r*b.blocks*b.shape.Heads+h)*size:], b.shape.Heads*size, b.rowBlocks[r], to.floats[r*a.ld+h*hd:])
+		}
+	}
+	if quantise && lo < hi {
+		b.kern.quant(to.floats, a.ld, a.cols, lo, hi, to.bytes)
+	}
+	return nil
+}
