@@ -397,6 +397,10 @@ func filterJoin(e *evaluator, v Value, a *arguments) Value {
 
 func filterMap(e *evaluator, v Value, a *arguments) Value {
 	out := &List{}
+	if !truth(v) { // none too, as in the reference
+		a.args, a.named = nil, nil
+		return out
+	}
 	if path, ok := (&arguments{named: a.named}).next("attribute"); ok && len(a.args) == 0 {
 		a.next("attribute")
 		absent, hasAbsent := a.next("default")
@@ -455,6 +459,9 @@ func (e *evaluator) choose(v Value, a *arguments, attr, want bool) Value {
 	args := a.args
 	a.args = nil
 	out := &List{}
+	if !truth(v) { // none too, as in the reference
+		return out
+	}
 	for _, item := range e.iterate(v) {
 		e.spend(charge)
 		seen := item

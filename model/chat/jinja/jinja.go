@@ -1,7 +1,8 @@
 // Package jinja renders chat templates: the part of the Jinja language that they
 // use, with the meaning and the whitespace rules that model authors rely on
 // (trim_blocks, lstrip_blocks, loop controls, an ordered tojson, values that
-// templates cannot change). Inheritance, imports and autoescaping are left out.
+// templates cannot change). Inheritance, imports and escaping for HTML are left
+// out; the filter safe does nothing.
 //
 // It exists because a chat template needs two things that general engines do not
 // give. A rendered text must tell the template's own characters from those that

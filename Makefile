@@ -1,0 +1,2 @@
+build:
+	go build -buildvcs=true -trimpath -o bin/tandem ./daemon
