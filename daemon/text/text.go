@@ -3,26 +3,47 @@
 package text
 
 import (
+	"errors"
+	"fmt"
+
 	"tandem/daemon/api"
+	"tandem/model/chat"
 	"tandem/model/token"
 )
 
 // Model implements api.Text. Its methods may be called from any goroutine.
 type Model struct {
-	tok *token.Tokenizer
+	tok      *token.Tokenizer
+	template *chat.Template // nil: the file has none, and chats are refused
 }
 
-// New makes it from a weight file's keys.
-func New(keys token.Keys) (*Model, error) {
+// Keys are a weight file's keys.
+type Keys interface {
+	token.Keys
+	Name() string
+	StringOr(key, absent string) (string, error)
+}
+
+// New makes it from a weight file's keys. A file without a chat template is
+// served, but not for chats.
+func New(keys Keys) (*Model, error) {
 	v, err := token.ReadVocab(keys)
 	if err != nil {
 		return nil, err
 	}
-	tok, err := token.New(v)
+	m := new(Model)
+	if m.tok, err = token.New(v); err != nil {
+		return nil, fmt.Errorf("%s: %w", keys.Name(), err)
+	}
+	source, err := keys.StringOr("tokenizer.chat_template", "")
 	if err != nil {
 		return nil, err
 	}
-	return &Model{tok: tok}, nil
+	m.template, err = chat.New(source, chat.SpecialOf(m.tok))
+	if err != nil && !errors.Is(err, chat.ErrNoTemplate) {
+		return nil, fmt.Errorf("%s: %w", keys.Name(), err)
+	}
+	return m, nil
 }
 
 // Encode implements api.Text.
@@ -36,16 +57,18 @@ func (m *Model) Encode(text string, addSpecial, parseSpecial bool) []int32 {
 
 // Render implements api.Text.
 func (m *Model) Render(messages []api.Message) ([]int32, error) {
-	var out []int32
-	if messages[0].Role != "system" {
-		messages = append([]api.Message{{Role: "system", Content: "You are a helpful AI assistant named SmolLM, trained by Hugging Face"}}, messages...)
+	if m.template == nil {
+		return nil, fmt.Errorf("%w; use /v1/completions", chat.ErrNoTemplate)
 	}
-	for _, x := range messages {
-		out = m.tok.EncodeTo(out, "<|im_start|>"+x.Role+"\n", true)
-		out = m.tok.EncodeTo(out, x.Content, false)
-		out = m.tok.EncodeTo(out, "<|im_end|>\n", true)
+	turns := make([]chat.Message, len(messages))
+	for i, x := range messages {
+		turns[i] = chat.Message{Role: x.Role, Content: x.Content, Name: x.Name, ToolCallID: x.ToolCallID}
 	}
-	return m.tok.EncodeTo(out, "<|im_start|>assistant\n", true), nil
+	segments, err := m.template.Render(turns, chat.Options{AddGenerationPrompt: true})
+	if err != nil {
+		return nil, err
+	}
+	return chat.Prompt(m.tok, segments), nil
 }
 
 // Decode implements api.Text.

@@ -201,17 +201,25 @@ func (c *cutter) topP(out []candidate, w []uint64, logits []float64, target uint
 		target -= c.sums[edge]
 		edge++
 	}
+	first := len(out)
 	c.some = c.some[:0]
 	for i, g := range c.groups {
+		if g > edge {
+			continue
+		}
+		t := candidate{logit: logits[i], weight: w[i], id: int32(i)}
+		out = append(out, t)
 		if g == edge {
-			c.some = append(c.some, candidate{logit: logits[i], weight: w[i], id: int32(i)})
+			c.some = append(c.some, t)
 		}
 	}
+	// Of the group at the edge a part stays.
 	end := c.reach(c.some, target)
-	for i, g := range c.groups {
-		if g < edge || g == edge && end.admits(logits[i]) {
-			out = append(out, candidate{weight: w[i], id: int32(i)})
+	kept := out[:first]
+	for _, t := range out[first:] {
+		if c.groups[t.id] < edge || end.admits(t.logit) {
+			kept = append(kept, t)
 		}
 	}
-	return out
+	return kept
 }

@@ -5,7 +5,7 @@ package sample
 type Params struct {
 	Temperature float64 // 0: the most likely token
 	TopP        float64 // keep the smallest set with at least this probability; 1 or 0: all
-	TopK        int     // keep that many; 0: all
+	TopK        int     // keep that many; 0 or -1: all
 	MinP        float64 // drop tokens less likely than MinP times the most likely; 0: none
 	Seed        uint64
 	Presence    float64 // subtracted once from a token already produced

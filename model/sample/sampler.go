@@ -84,6 +84,20 @@ func (s *Sampler) adjust(logits []float32, h *History) (best int32, most float64
 	}
 	l := s.logits[:n]
 	s.logits, s.weights = l, s.weights[:n]
+	if len(s.p.Bias) == 0 && !s.p.NeedsHistory() {
+		// The same as below, in one pass.
+		top := float32(math.Inf(-1))
+		best = -1
+		for i, x := range logits {
+			if !(x <= math.MaxFloat32) { // NaN too
+				x = float32(math.Inf(-1))
+			} else if x > top {
+				best, top = int32(i), x
+			}
+			l[i] = float64(x)
+		}
+		return best, float64(top)
+	}
 	for i, x := range logits {
 		l[i] = float64(x)
 	}

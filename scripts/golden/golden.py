@@ -22,6 +22,9 @@ import bpe
 import chats
 import corpus
 
+os.environ["TQDM_DISABLE"] = "1"  # no progress bars
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 # Every position but a prompt's last keeps its best TOP logits and a sample.
@@ -166,7 +169,7 @@ def make_greedy(m, out, steps=64):
                 other = int(top.indices[1]) if int(top.indices[0]) == best else int(top.indices[0])
                 second.append(other)
                 margins.append(round(float(row[best] - row[other]), 6))
-                r = m.net()(torch.tensor([[best]]), past_key_values=r.past_key_values, use_cache=True)
+                r = m.net()(torch.tensor([[best]]), cache=r.past_key_values, use_cache=True)
         # One full pass over prompt and answer must choose the same tokens.
         full = m.logits(prompt + got)[len(prompt) - 1 : -1].argmax(-1)
         for i, (a, b) in enumerate(zip(got, full)):
