@@ -26,7 +26,6 @@ import (
 	"tandem/daemon/request"
 	"tandem/daemon/spawn"
 	"tandem/daemon/supervise"
-	"tandem/daemon/text"
 	"tandem/daemon/transfer"
 	"tandem/kernels/cpu"
 	"tandem/model/catalog"
@@ -49,7 +48,7 @@ func serve(ctx context.Context, o cli.ServeOptions) int {
 		var bad *config.Error
 		if errors.As(err, &bad) {
 			if log, e := observe.Open(observe.Options{}); e == nil {
-				log.Event(observe.ConfigRejected, "the configuration cannot be used:\n"+err.Error(), observe.Reason(err.Error()))
+				log.Event(observe.ConfigRejected, "the configuration cannot be used: "+strings.ReplaceAll(err.Error(), "\n", "; "), observe.Reason(err.Error()))
 				log.Close(time.Second)
 			}
 			return cli.ExitConfig
@@ -61,6 +60,9 @@ func serve(ctx context.Context, o cli.ServeOptions) int {
 	if err := s.open(); err != nil {
 		s.log.Event(s.blame, err.Error(), observe.Reason(err.Error()))
 		s.close()
+		if s.blame == observe.ConfigRejected {
+			return cli.ExitConfig
+		}
 		return cli.ExitFailed
 	}
 	defer s.close()
@@ -81,7 +83,7 @@ type server struct {
 	model   *family.Model
 	file    string
 	name    string
-	text    *text.Model
+	text    api.Text
 	api     []net.Listener
 	admin   net.Listener
 	keys    *config.APIKeys
@@ -134,12 +136,15 @@ func (s *server) open() error {
 		s.log.Event(observe.DirtyBuild, "this binary was built from code that is not committed")
 	}
 
-	s.blame = observe.StateLocked
+	s.blame = observe.StateFailed
 	dir, err := c.StateDir(os.Getenv)
 	if err != nil {
 		return err
 	}
 	if s.store, err = control.OpenStore(dir); err != nil {
+		if errors.Is(err, control.ErrInUse) {
+			s.blame = observe.StateLocked
+		}
 		return err
 	}
 	s.later(s.store.Close)
@@ -159,19 +164,20 @@ func (s *server) open() error {
 		return err
 	}
 	s.later(s.model.Close)
-	if s.text, err = text.New(s.model.File); err != nil {
+	if s.text, err = api.ReadText(s.model.File); err != nil {
 		return err
 	}
 	if err := s.makePlan(); err != nil {
 		return err
 	}
 
-	s.blame = observe.ListenFailed
+	s.blame = observe.ConfigRejected
 	if c.Server.APIKeysFile != "" {
 		if s.keys, err = config.ReadAPIKeys(c.Server.APIKeysFile, os.Getenv); err != nil {
 			return err
 		}
 	}
+	s.blame = observe.ListenFailed
 	return s.listen()
 }
 

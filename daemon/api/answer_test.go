@@ -23,7 +23,7 @@ import (
 
 func TestChatAnswer(t *testing.T) {
 	e := says("Hello.")
-	w := ask(api.New(options(e)), "POST", chatPath, chat("hi"), "X-Request-Id", "mine")
+	w := ask(api.New(options(e)), "POST", chatPath, chatBody("hi"), "X-Request-Id", "mine")
 	if w.Code != 200 || w.Header().Get("Content-Type") != "application/json" || w.Header().Get("X-Request-Id") != "mine" || w.Header().Get("Tandem-Generation") != "7" {
 		t.Fatalf("%d %v", w.Code, w.Header())
 	}
@@ -174,7 +174,7 @@ func TestStreamSaysWhatTheAnswerSays(t *testing.T) {
 			return bursts(text, cuts, request.Output{Finish: finish})
 		}}
 		h := api.New(options(e))
-		w := ask(h, "POST", chatPath, chat("x", `"stop":`+string(list)))
+		w := ask(h, "POST", chatPath, chatBody("x", `"stop":`+string(list)))
 		var whole struct {
 			Choices []struct {
 				Message      struct{ Content string }
@@ -190,7 +190,7 @@ func TestStreamSaysWhatTheAnswerSays(t *testing.T) {
 		if got := whole.Choices[0]; got.Message.Content != want || got.FinishReason != why || whole.Usage.CompletionTokens != wantTokens {
 			r.Fatalf("answer %q, %s, %d tokens; want %q, %s, %d", got.Message.Content, got.FinishReason, whole.Usage.CompletionTokens, want, why, wantTokens)
 		}
-		w = ask(h, "POST", chatPath, chat("x", `"stream":true`, `"stop":`+string(list)))
+		w = ask(h, "POST", chatPath, chatBody("x", `"stream":true`, `"stop":`+string(list)))
 		if got, f, code := spoken(t, w.Body.String()); got != want || f != why || code != "" {
 			r.Fatalf("stream %q, %s, %q; want %q, %s", got, f, code, want, why)
 		}
@@ -206,7 +206,7 @@ func TestStreamSaysWhatTheAnswerSays(t *testing.T) {
 func TestStreamNeverSplitsACharacter(t *testing.T) {
 	text := strings.Repeat("한국어 😀 ", 60)
 	e := says(text) // one byte a token
-	w := ask(api.New(options(e)), "POST", chatPath, chat("x", `"stream":true`))
+	w := ask(api.New(options(e)), "POST", chatPath, chatBody("x", `"stream":true`))
 	data, _ := frames(t, w.Body.String())
 	for _, d := range data {
 		if !utf8.ValidString(d) || strings.ContainsRune(d, utf8.RuneError) {
@@ -221,11 +221,11 @@ func TestStreamNeverSplitsACharacter(t *testing.T) {
 func TestOutputThatIsNoTextIsStillJSON(t *testing.T) {
 	for _, text := range []string{"\xff\xfe\x80", "a\xf0\x9f", "\x00\x01\x7f", "\xed\xa0\x80"} {
 		h := api.New(options(says(text)))
-		got, _, _ := spoken(t, ask(h, "POST", chatPath, chat("x", `"stream":true`)).Body.String())
+		got, _, _ := spoken(t, ask(h, "POST", chatPath, chatBody("x", `"stream":true`)).Body.String())
 		var whole struct {
 			Choices []struct{ Message struct{ Content string } }
 		}
-		if err := json.Unmarshal(ask(h, "POST", chatPath, chat("x")).Body.Bytes(), &whole); err != nil {
+		if err := json.Unmarshal(ask(h, "POST", chatPath, chatBody("x")).Body.Bytes(), &whole); err != nil {
 			t.Fatal(err)
 		}
 		if got != whole.Choices[0].Message.Content || !utf8.ValidString(got) {
@@ -238,7 +238,7 @@ func TestTokensThatCameTogetherAreOneFrame(t *testing.T) {
 	e := &apitest.Engine{Script: func(request.Spec) []apitest.Step {
 		return []apitest.Step{{Out: apitest.Tokens(apitest.Encode("abc")...)}, {Out: request.Output{Tokens: apitest.Encode("de"), Finish: request.FinishLength}}}
 	}}
-	data, _ := frames(t, ask(api.New(options(e)), "POST", chatPath, chat("x", `"stream":true`)).Body.String())
+	data, _ := frames(t, ask(api.New(options(e)), "POST", chatPath, chatBody("x", `"stream":true`)).Body.String())
 	// role, "abc", "de", the finish reason, [DONE]
 	if len(data) != 5 || !strings.Contains(data[1], `"abc"`) || !strings.Contains(data[2], `"de"`) {
 		t.Errorf("%q", data)
@@ -247,11 +247,11 @@ func TestTokensThatCameTogetherAreOneFrame(t *testing.T) {
 
 func TestEmptyAnswerHasItsShape(t *testing.T) {
 	h := api.New(options(says("")))
-	data, _ := frames(t, ask(h, "POST", chatPath, chat("x", `"stream":true`)).Body.String())
+	data, _ := frames(t, ask(h, "POST", chatPath, chatBody("x", `"stream":true`)).Body.String())
 	if len(data) != 3 || !strings.Contains(data[0], `"role":"assistant"`) || !strings.Contains(data[1], `"finish_reason":"stop"`) {
 		t.Errorf("%q", data)
 	}
-	if w := ask(h, "POST", chatPath, chat("x")); !strings.Contains(w.Body.String(), `"content":""`) {
+	if w := ask(h, "POST", chatPath, chatBody("x")); !strings.Contains(w.Body.String(), `"content":""`) {
 		t.Error(w.Body)
 	}
 }
@@ -293,7 +293,7 @@ func TestEveryFaultHasItsAnswer(t *testing.T) {
 			refusing.Retry = 2100 * time.Millisecond
 			refusing.Refuse = func(request.Spec) error { return fault.New(k, "told so") }
 			for _, stream := range []string{`"stream":false`, `"stream":true`} {
-				r := ask(api.New(options(refusing)), "POST", chatPath, chat("x", stream))
+				r := ask(api.New(options(refusing)), "POST", chatPath, chatBody("x", stream))
 				check("refused, "+stream, r.Code, r.Header(), r.Body.Bytes())
 			}
 			if len(refusing.Streams()) != 0 {
@@ -309,9 +309,9 @@ func TestEveryFaultHasItsAnswer(t *testing.T) {
 					return steps
 				}}
 				h := api.New(options(e))
-				r := ask(h, "POST", chatPath, chat("x"))
+				r := ask(h, "POST", chatPath, chatBody("x"))
 				check("accepted", r.Code, r.Header(), r.Body.Bytes())
-				r = ask(h, "POST", chatPath, chat("x", `"stream":true`))
+				r = ask(h, "POST", chatPath, chatBody("x", `"stream":true`))
 				if text, finish, code := spoken(t, r.Body.String()); r.Code != 200 || text != before || finish != "" || code != k.String() {
 					t.Errorf("stream: %d %q %q %q", r.Code, text, finish, code)
 				}
@@ -331,7 +331,7 @@ func TestRetryAfterIsWholeSecondsFromOneToSixty(t *testing.T) {
 		e := says("")
 		e.Retry = d
 		e.Refuse = func(request.Spec) error { return fault.New(fault.QueueFull, "the queue is full") }
-		w := ask(api.New(options(e)), "POST", chatPath, chat("x"))
+		w := ask(api.New(options(e)), "POST", chatPath, chatBody("x"))
 		if got := w.Header().Get("Retry-After"); got != want || !strings.Contains(w.Body.String(), "try again in "+want+"s") {
 			t.Errorf("%v: %q, %s", d, got, w.Body)
 		}
@@ -375,7 +375,7 @@ func TestDefaultsOfASpec(t *testing.T) {
 	o := options(e)
 	h := api.New(o)
 	for range 2 {
-		ask(h, "POST", chatPath, chat("x", `"ignore_eos":true`, `"temperature":null`), "X-Session-Id", "s1")
+		ask(h, "POST", chatPath, chatBody("x", `"ignore_eos":true`, `"temperature":null`), "X-Session-Id", "s1")
 	}
 	a, b := e.Streams()[0].Spec, e.Streams()[1].Spec
 	if a.Params.Seed == b.Params.Seed {
@@ -384,10 +384,14 @@ func TestDefaultsOfASpec(t *testing.T) {
 	if a.Params.Temperature != 1 || a.MaxTokens != 64 || len(a.Stop) != 0 || a.Session != "s1" || a.ID == b.ID || !strings.HasPrefix(string(a.ID), "req-") {
 		t.Errorf("%+v", a)
 	}
+	o.Model.DefaultOutput, o.Model.MaxOutput = 0, 0
 	o.Model.Sampling = &sample.Params{Temperature: 0.2, TopP: 0.9}
-	ask(api.New(o), "POST", chatPath, chat("x", `"top_p":1`))
+	ask(api.New(o), "POST", chatPath, chatBody("x", `"top_p":1`))
 	if p := e.Streams()[2].Spec.Params; p.Temperature != 0.2 || p.TopP != 1 {
 		t.Errorf("the model's own defaults are lost: %+v", p)
+	}
+	if got := e.Streams()[2].Spec.MaxTokens; got != window/4 {
+		t.Errorf("an answer without any limit may have %d tokens", got)
 	}
 }
 
@@ -421,7 +425,7 @@ func TestPromptTooLong(t *testing.T) {
 	h := api.New(options(e))
 	n := window - len("?user\n??assistant\n")
 	for _, stream := range []string{`"stream":false`, `"stream":true`} {
-		w := ask(h, "POST", chatPath, chat(strings.Repeat("x", n), stream))
+		w := ask(h, "POST", chatPath, chatBody(strings.Repeat("x", n), stream))
 		o := errorOf(t, w.Body.Bytes())
 		if w.Code != 400 || o.Code != "context_length_exceeded" || o.Type != "invalid_request_error" || *o.Param != "messages" {
 			t.Errorf("%d %+v", w.Code, o)
@@ -438,7 +442,7 @@ func TestPromptTooLong(t *testing.T) {
 	if len(e.Streams()) != 0 {
 		t.Error("submitted")
 	}
-	if w := ask(h, "POST", chatPath, chat(strings.Repeat("x", n-1))); w.Code != 200 {
+	if w := ask(h, "POST", chatPath, chatBody(strings.Repeat("x", n-1))); w.Code != 200 {
 		t.Errorf("one token less: %s", w.Body)
 	}
 }
@@ -472,7 +476,7 @@ func TestPromptForms(t *testing.T) {
 // A control token in a message is text: only the template writes control tokens.
 func TestMessagesCannotForgeControlTokens(t *testing.T) {
 	e := says("")
-	ask(api.New(options(e)), "POST", chatPath, chat("<|end|>"))
+	ask(api.New(options(e)), "POST", chatPath, chatBody("<|end|>"))
 	n := 0
 	for _, id := range e.Streams()[0].Spec.Prompt {
 		if id == apitest.End {
@@ -508,7 +512,7 @@ func TestTwoLiveRequestsOfOneName(t *testing.T) {
 	answers := make(chan result, 3)
 	for range 3 {
 		go func() {
-			w := ask(h, "POST", chatPath, chat("x"), "X-Request-Id", "same")
+			w := ask(h, "POST", chatPath, chatBody("x"), "X-Request-Id", "same")
 			answers <- result{w.Header().Get("X-Request-Id"), w.Header().Get("Tandem-Request")}
 		}()
 	}
@@ -523,7 +527,7 @@ func TestTwoLiveRequestsOfOneName(t *testing.T) {
 			t.Errorf("%+v", a)
 		}
 	}
-	if ask(h, "POST", chatPath, chat("x"), "X-Request-Id", "same"); <-inside != "same" {
+	if ask(h, "POST", chatPath, chatBody("x"), "X-Request-Id", "same"); <-inside != "same" {
 		t.Error("the name is not free again")
 	}
 	kept(t, e)

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"errors"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"tandem/daemon/fault"
 	"tandem/daemon/ident"
 	"tandem/daemon/request"
+	"tandem/model/chat"
 	"tandem/model/sample"
 )
 
@@ -82,7 +84,7 @@ func (h *handler) prepare(a *ask) (prepared, error) {
 	default:
 		var err error
 		if prompt, err = h.Text.Render(a.chat); err != nil {
-			return p, invalid("messages", "messages: the model's chat template refuses them: %v", err)
+			return p, refused(err)
 		}
 		count = len(prompt)
 	}
@@ -113,6 +115,15 @@ func (h *handler) prepare(a *ask) (prepared, error) {
 		p.spec.Params.Seed = rand.Uint64()
 	}
 	return p, nil
+}
+
+// refused says that a chat cannot be rendered.
+func refused(err error) *problem {
+	var e *chat.Error
+	if errors.As(err, &e) {
+		return invalid(e.Field, "%s", e.Error())
+	}
+	return invalid("messages", "messages: the chat template cannot render this conversation: %v", err)
 }
 
 // serves says whether name is the model's or an alias of it.

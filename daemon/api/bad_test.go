@@ -77,7 +77,7 @@ func TestWrongFieldsAreNamed(t *testing.T) {
 		{`"messages":[{"role":"user","content":[{"type":"text"}]}]`, "messages[0].content[0]", "text is missing"},
 		{`"messages":[{"role":"user","content":["a"]}]`, "messages[0].content[0]", `got "a"`},
 		{`"messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"c"}]}]`, "messages[0].tool_calls", "not supported"},
-		{`"messages":[{"role":"user","content":"` + apitest.Refuse + `"}]`, "messages", "chat template refuses"},
+		{`"messages":[{"role":"user","content":"` + apitest.Refuse + `"}]`, "messages", "chat template cannot render"},
 		{`"tools":[{"type":"function","function":{"name":"f"}}]`, "tools", "not supported"},
 		{`"tool_choice":"required"`, "tool_choice", "there are none"},
 		{`"tool_choice":{"type":"function","function":{"name":"f"}}`, "tool_choice", "there are none"},

@@ -53,7 +53,7 @@ func BenchmarkFrame(b *testing.B) {
 	o := options(nil)
 	o.Engine = e
 	h := api.New(o)
-	r, err := http.NewRequest("POST", chatPath, strings.NewReader(chat("x", `"stream":true`)))
+	r, err := http.NewRequest("POST", chatPath, strings.NewReader(chatBody("x", `"stream":true`)))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func overTCP(b *testing.B, h http.Handler) {
 	}
 	before := cpu(b)
 	b.ResetTimer()
-	if _, err := io.WriteString(c, strings.Replace(rawRequest(chat("x", `"stream":true`)), "Host:", "Connection: close\r\nHost:", 1)); err != nil {
+	if _, err := io.WriteString(c, strings.Replace(rawRequest(chatBody("x", `"stream":true`)), "Host:", "Connection: close\r\nHost:", 1)); err != nil {
 		b.Fatal(err)
 	}
 	if _, err := io.Copy(io.Discard, c); err != nil {

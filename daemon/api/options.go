@@ -36,9 +36,12 @@ type Model struct {
 	Aliases []string
 	Created time.Time // zero: now
 	Context int       // positions of prompt and answer together
-	// DefaultOutput is the limit on an answer for which the client set none, and
-	// MaxOutput the one it cannot exceed. Zero: as much as fits the window.
-	DefaultOutput, MaxOutput int
+	// DefaultOutput is the limit on an answer for which the client set none. Zero:
+	// a quarter of the window, since an answer that runs away takes a place until
+	// it ends, and many clients set no limit.
+	DefaultOutput int
+	// MaxOutput is the limit that a client cannot exceed. Zero: the window.
+	MaxOutput int
 	// Sampling holds for what a client leaves unset. Nil: temperature 1 and no more.
 	Sampling *sample.Params
 }
@@ -75,9 +78,10 @@ func (o Options) withDefaults() Options {
 	if o.Model.MaxOutput <= 0 || o.Model.MaxOutput > o.Model.Context {
 		o.Model.MaxOutput = o.Model.Context
 	}
-	if o.Model.DefaultOutput <= 0 || o.Model.DefaultOutput > o.Model.MaxOutput {
-		o.Model.DefaultOutput = o.Model.MaxOutput
+	if o.Model.DefaultOutput <= 0 {
+		o.Model.DefaultOutput = max(o.Model.Context/4, 1)
 	}
+	o.Model.DefaultOutput = min(o.Model.DefaultOutput, o.Model.MaxOutput)
 	if o.Model.Sampling == nil {
 		o.Model.Sampling = &sample.Params{Temperature: 1}
 	}

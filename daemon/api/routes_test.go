@@ -72,7 +72,7 @@ func TestModels(t *testing.T) {
 func TestModelNames(t *testing.T) {
 	h := api.New(options(says("")))
 	for name, code := range map[string]int{`"tiny"`: 200, `"gpt-4o"`: 200, `""`: 200, `null`: 200, `"no-such-model"`: 404, `"TINY"`: 404} {
-		w := ask(h, "POST", chatPath, chat("x", `"model":`+name))
+		w := ask(h, "POST", chatPath, chatBody("x", `"model":`+name))
 		if w.Code != code || code == 404 && errorOf(t, w.Body.Bytes()).Code != "model_not_found" {
 			t.Errorf("%s: %d %s", name, w.Code, w.Body)
 		}
@@ -318,8 +318,8 @@ func TestRecorderHearsOfEverything(t *testing.T) {
 	o := options(e)
 	o.Recorder = log
 	h := api.New(o)
-	ask(h, "POST", chatPath, chat("x", `"stream":true`))
-	ask(h, "POST", chatPath, chat("x"))
+	ask(h, "POST", chatPath, chatBody("x", `"stream":true`))
+	ask(h, "POST", chatPath, chatBody("x"))
 	ask(h, "POST", chatPath, "{")
 	ask(h, "GET", "/nowhere", "")
 	ask(h, "GET", "/health", "")
@@ -333,7 +333,7 @@ func TestRecorderHearsOfEverything(t *testing.T) {
 func TestPanicBeforeTheAnswerIsAnError(t *testing.T) {
 	e := says("abc")
 	e.PanicAfter = 1
-	w := ask(api.New(options(e)), "POST", chatPath, chat("x"))
+	w := ask(api.New(options(e)), "POST", chatPath, chatBody("x"))
 	if o := errorOf(t, w.Body.Bytes()); w.Code != 500 || o.Code != "internal_error" || strings.Contains(o.Message, "told to") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 )
@@ -15,9 +16,12 @@ import (
 type Server struct {
 	http *http.Server
 
-	mu   sync.Mutex
-	live int           // handlers that run, guarded by mu
-	idle chan struct{} // closed when live reaches 0 after stopping, guarded by mu
+	mu        sync.Mutex            // guards what follows
+	stopping  bool                  // Shutdown has begun
+	listeners []net.Listener        // all that Serve was given
+	coming    map[net.Conn]struct{} // connections from which a request may be on its way
+	live      int                   // handlers that run
+	changed   chan struct{}         // holds one token after a change of coming or live
 }
 
 // Limits on connections. A connection without a request lives longer than
@@ -28,22 +32,29 @@ const (
 	headerTimeout  = 10 * time.Second
 	idleTimeout    = 3 * time.Minute
 	maxHeaderBytes = 64 << 10
+	// comingGrace is how long Shutdown waits for the request of a connection that
+	// was accepted before.
+	comingGrace = 500 * time.Millisecond
 	// cutGrace is how long a handler has to notice that its connection was cut.
 	cutGrace = 5 * time.Second
 )
+
+type connKey struct{}
 
 // NewServer makes a server of h. What goes wrong on connections is logged.
 func NewServer(h http.Handler, log *slog.Logger) *Server {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{}
+	s := &Server{coming: map[net.Conn]struct{}{}, changed: make(chan struct{}, 1)}
 	s.http = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			s.enter()
+			s.enter(r.Context().Value(connKey{}).(net.Conn))
 			defer s.leave()
 			h.ServeHTTP(w, r)
 		}),
+		ConnContext:       func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+		ConnState:         s.state,
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
@@ -52,9 +63,23 @@ func NewServer(h http.Handler, log *slog.Logger) *Server {
 	return s
 }
 
-func (s *Server) enter() {
+// state hears of connections from net/http. One is active from the header of a
+// request to the end of its answer; its handler takes it out of coming.
+func (s *Server) state(c net.Conn, st http.ConnState) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if st == http.StateNew || st == http.StateActive {
+		s.coming[c] = struct{}{}
+	} else {
+		delete(s.coming, c)
+	}
+	s.tell()
+}
+
+func (s *Server) enter(c net.Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.coming, c)
 	s.live++
 }
 
@@ -62,9 +87,14 @@ func (s *Server) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.live--
-	if s.live == 0 && s.idle != nil {
-		close(s.idle)
-		s.idle = nil
+	s.tell()
+}
+
+// tell wakes Shutdown. It expects the lock, so that what woke it is there to see.
+func (s *Server) tell() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
 	}
 }
 
@@ -75,54 +105,109 @@ func (s *Server) Serve(listeners ...net.Listener) error {
 	if len(listeners) == 0 {
 		return errors.New("serving: no listener")
 	}
+	listeners = slices.Clone(listeners)
+	for i, l := range listeners {
+		listeners[i] = &closeOnce{Listener: l}
+	}
+	s.mu.Lock()
+	s.listeners = append(s.listeners, listeners...)
+	stopping := s.stopping
+	s.mu.Unlock()
+	if stopping {
+		closeAll(listeners)
+		return nil
+	}
 	errs := make(chan error, len(listeners))
 	for _, l := range listeners {
 		go func() {
-			err := s.http.Serve(l)
-			if err != nil && !errors.Is(err, http.ErrServerClosed) {
+			if err := s.http.Serve(l); err != nil {
 				err = fmt.Errorf("serving on %s: %w", l.Addr(), err)
-			} else {
-				err = nil
+				errs <- err
+				return
 			}
-			errs <- err
+			errs <- nil
 		}()
 	}
 	var first error
 	for range listeners {
-		if err := <-errs; err != nil && first == nil {
+		err := <-errs
+		s.mu.Lock()
+		stopping := s.stopping
+		s.mu.Unlock()
+		if err != nil && first == nil && !stopping {
 			first = err
-			for _, l := range listeners {
-				l.Close() // their Serve returns and is counted here
-			}
+			closeAll(listeners) // their Serve returns and is counted here
 		}
 	}
 	return first
 }
 
+// closeOnce is a listener that net/http and this package both may close.
+type closeOnce struct {
+	net.Listener
+	once sync.Once
+	err  error
+}
+
+func (l *closeOnce) Close() error {
+	l.once.Do(func() { l.err = l.Listener.Close() })
+	return l.err
+}
+
+func closeAll(listeners []net.Listener) {
+	for _, l := range listeners {
+		l.Close()
+	}
+}
+
 // Shutdown closes the listeners, tells clients to close their connections, and
 // waits for running answers until ctx ends. Then it cuts those that are left and
-// returns ctx's error. When it returns, no handler runs any more, unless one
-// ignored for seconds that its connection is gone; the error says so.
+// returns ctx's error. A request that was on its way is served as well: net/http
+// alone would close its connection without a word. When Shutdown returns, no
+// handler runs any more, unless one ignored for seconds that its connection is
+// gone; the error says so.
 func (s *Server) Shutdown(ctx context.Context) error {
-	err := s.http.Shutdown(ctx)
-	if err != nil {
-		s.http.Close() // ends the contexts of the requests
-	}
 	s.mu.Lock()
-	left := s.live
-	idle := make(chan struct{})
-	if left > 0 {
-		s.idle = idle
-	} else {
-		close(idle)
-	}
+	s.stopping = true
+	closeAll(s.listeners)
 	s.mu.Unlock()
-	grace := time.NewTimer(cutGrace)
-	defer grace.Stop()
-	select {
-	case <-idle:
-		return err
-	case <-grace.C:
-		return errors.Join(err, fmt.Errorf("shutting down: %d requests ran on after their connections were cut", left))
+	s.http.SetKeepAlivesEnabled(false) // and closes idle connections
+
+	err := s.settle(ctx, comingGrace)
+	if err == nil {
+		err = s.http.Shutdown(ctx)
+	}
+	if err == nil {
+		return nil
+	}
+	s.http.Close() // ends the contexts of the requests
+	grace, cancel := context.WithTimeout(context.Background(), cutGrace)
+	defer cancel()
+	if s.settle(grace, 0) != nil {
+		err = errors.Join(err, errors.New("shutting down: requests ran on after their connections were cut"))
+	}
+	return err
+}
+
+// settle waits until no handler runs and, at most for patience, no request is on
+// its way. It returns ctx's error if that ends first.
+func (s *Server) settle(ctx context.Context, patience time.Duration) error {
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	patient := patience > 0
+	for {
+		s.mu.Lock()
+		settled := s.live == 0 && (!patient || len(s.coming) == 0)
+		s.mu.Unlock()
+		if settled {
+			return nil
+		}
+		select {
+		case <-s.changed:
+		case <-timer.C:
+			patient = false
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }

@@ -1,6 +1,11 @@
 package api
 
-import "tandem/model/token"
+import (
+	"errors"
+
+	"tandem/model/chat"
+	"tandem/model/token"
+)
 
 // Text is what the dialects need of the model's tokenizer and chat template.
 // Its methods may be called from any goroutine.
@@ -11,7 +16,8 @@ type Text interface {
 	// meant so, never for a chat message.
 	Encode(text string, addSpecial, parseSpecial bool) []int32
 	// Render gives the prompt of a chat, up to where the assistant begins to
-	// speak. An error is about the messages and is the client's to mend.
+	// speak. An error is about the messages and is the client's to mend; a
+	// *chat.Error names the field.
 	Render(messages []Message) ([]int32, error)
 	// Decode gives the text of tokens, control tokens included, as valid UTF-8.
 	Decode(tokens []int32) string
@@ -43,17 +49,42 @@ type Message struct {
 	ToolCallID string
 }
 
-// modelText is a Text of a model's tokenizer.
+// modelText is a Text of a model's tokenizer and template.
 type modelText struct {
-	tok    *token.Tokenizer
-	render func([]Message) ([]int32, error)
-	ends   []int32
+	tok  *token.Tokenizer
+	tpl  *chat.Template // nil: the model has none
+	ends []int32
 }
 
-// NewText makes a Text of a tokenizer and of what renders a chat for the model,
-// which is called from many goroutines.
-func NewText(tok *token.Tokenizer, render func([]Message) ([]int32, error)) Text {
-	return &modelText{tok: tok, render: render, ends: tok.Ends()}
+// NewText makes a Text of a model's tokenizer and chat template. A model without
+// a template, nil, is served all the same; but chats are refused.
+func NewText(tok *token.Tokenizer, tpl *chat.Template) Text {
+	return &modelText{tok: tok, tpl: tpl, ends: tok.Ends()}
+}
+
+// ReadText makes a Text of what a weight file says of its tokenizer and template.
+func ReadText(keys token.Keys) (Text, error) {
+	v, err := token.ReadVocab(keys)
+	if err != nil {
+		return nil, err
+	}
+	tok, err := token.New(v)
+	if err != nil {
+		return nil, err
+	}
+	const key = "tokenizer.chat_template"
+	if !keys.Has(key) {
+		return NewText(tok, nil), nil
+	}
+	source, err := keys.String(key)
+	if err != nil {
+		return nil, err
+	}
+	tpl, err := chat.New(source, chat.SpecialOf(tok))
+	if err != nil && !errors.Is(err, chat.ErrNoTemplate) {
+		return nil, err
+	}
+	return NewText(tok, tpl), nil
 }
 
 func (t *modelText) Encode(text string, addSpecial, parseSpecial bool) []int32 {
@@ -64,7 +95,20 @@ func (t *modelText) Encode(text string, addSpecial, parseSpecial bool) []int32 {
 	return t.tok.EncodeTo(ids, text, parseSpecial)
 }
 
-func (t *modelText) Render(messages []Message) ([]int32, error) { return t.render(messages) }
+func (t *modelText) Render(messages []Message) ([]int32, error) {
+	if t.tpl == nil {
+		return nil, &chat.Error{Field: "messages", Message: "the model has no chat template, so it takes no chats; /v1/completions takes a prompt", Err: chat.ErrNoTemplate}
+	}
+	turns := make([]chat.Message, len(messages))
+	for i, m := range messages {
+		turns[i] = chat.Message{Role: m.Role, Content: m.Content, Name: m.Name, ToolCallID: m.ToolCallID}
+	}
+	segments, err := t.tpl.Render(turns, chat.Options{AddGenerationPrompt: true})
+	if err != nil {
+		return nil, err
+	}
+	return chat.Prompt(t.tok, segments), nil
+}
 
 func (t *modelText) Decode(ids []int32) string { return t.tok.Text(ids, true) }
 

@@ -38,7 +38,7 @@ func TestSilenceIsBrokenByTheClock(t *testing.T) {
 		w := newWorld(api.New(options(e)))
 		defer w.end(t)
 		start := time.Now()
-		r, err := w.post(t.Context(), chatPath, chat("x", `"stream":true`))
+		r, err := w.post(t.Context(), chatPath, chatBody("x", `"stream":true`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -82,7 +82,7 @@ func TestHeldTextIsSilence(t *testing.T) {
 		e := script(append(steps, after(0, finished))...)
 		w := newWorld(api.New(options(e)))
 		defer w.end(t)
-		r, err := w.post(t.Context(), chatPath, chat("x", `"stream":true`, `"stop":"`+strings.Repeat("a", 50)+`"`))
+		r, err := w.post(t.Context(), chatPath, chatBody("x", `"stream":true`, `"stop":"`+strings.Repeat("a", 50)+`"`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +106,7 @@ func TestLongStreamIsNotCut(t *testing.T) {
 		e := script(append(steps, after(20*time.Second, finished))...)
 		w := newWorld(api.New(options(e)))
 		defer w.end(t)
-		r, err := w.post(t.Context(), chatPath, chat("x", `"stream":true`))
+		r, err := w.post(t.Context(), chatPath, chatBody("x", `"stream":true`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -126,7 +126,7 @@ func TestLongAnswerIsNotCut(t *testing.T) {
 		w := newWorld(api.New(options(e)))
 		defer w.end(t)
 		for range 2 {
-			r, err := w.post(t.Context(), chatPath, chat("x"))
+			r, err := w.post(t.Context(), chatPath, chatBody("x"))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -156,7 +156,7 @@ func TestClientLeaves(t *testing.T) {
 					answered := make(chan struct{})
 					go func() {
 						defer close(answered)
-						r, err := w.post(ctx, chatPath, chat("x", mode))
+						r, err := w.post(ctx, chatPath, chatBody("x", mode))
 						if err == nil {
 							_, _ = io.Copy(io.Discard, r.Body)
 							r.Body.Close()
@@ -201,7 +201,7 @@ func TestClientThatReadsNothingIsCut(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer c.Close()
-				if _, err := io.WriteString(c, rawRequest(chat("x", mode))); err != nil {
+				if _, err := io.WriteString(c, rawRequest(chatBody("x", mode))); err != nil {
 					t.Fatal(err)
 				}
 				start := time.Now()
@@ -234,7 +234,7 @@ func TestClientThatStopsReadingIsCut(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		if _, err := io.WriteString(c, rawRequest(chat("x", `"stream":true`))); err != nil {
+		if _, err := io.WriteString(c, rawRequest(chatBody("x", `"stream":true`))); err != nil {
 			t.Fatal(err)
 		}
 		readUntil(t, bufio.NewReaderSize(c, 1), `"content":"a"`)
@@ -256,7 +256,7 @@ func TestSlowClientThatReadsIsServed(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		if _, err := io.WriteString(c, rawRequest(chat("x", `"stream":true`))); err != nil {
+		if _, err := io.WriteString(c, rawRequest(chatBody("x", `"stream":true`))); err != nil {
 			t.Fatal(err)
 		}
 		all := ""
@@ -279,7 +279,7 @@ func TestEngineSaysTheClientStalled(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			e := script(after(time.Second, apitest.Fail(fault.ClientStalled, "no byte")))
 			w := newWorld(api.New(options(e)))
-			r, err := w.post(t.Context(), chatPath, chat("x", mode))
+			r, err := w.post(t.Context(), chatPath, chatBody("x", mode))
 			if err == nil {
 				var b []byte
 				b, err = io.ReadAll(r.Body)
@@ -294,12 +294,89 @@ func TestEngineSaysTheClientStalled(t *testing.T) {
 	}
 }
 
+// An engine that breaks its word ends the request, and the client hears why.
+func TestNextFails(t *testing.T) {
+	for _, mode := range []string{`"stream":true`, `"stream":false`} {
+		e := script(after(0, apitest.Tokens('a')), apitest.Step{Err: errors.New("out of order")})
+		w := ask(api.New(options(e)), "POST", chatPath, chatBody("x", mode))
+		if mode == `"stream":true` {
+			if text, _, code := spoken(t, w.Body.String()); text != "a" || code != "internal_error" {
+				t.Errorf("%q, %q", text, code)
+			}
+		} else if w.Code != 500 || !strings.Contains(w.Body.String(), "out of order") {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+		kept(t, e)
+		if c := e.Streams()[0].Calls(); len(c.Cancels) != 1 {
+			t.Errorf("%s: the request runs on: %+v", mode, c)
+		}
+	}
+}
+
+// A long answer goes out in pieces, each with its own time, so a client may take
+// far longer for the whole than for one of them.
+func TestLongAnswerToASlowClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size = 1 << 20
+		e := &apitest.Engine{Script: func(request.Spec) []apitest.Step {
+			return []apitest.Step{{Out: request.Output{Tokens: apitest.Encode(strings.Repeat("a", size)), Finish: request.FinishStop}}}
+		}}
+		w := newWorld(api.New(options(e)))
+		c, err := w.dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, rawRequest(chatBody("x"))); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		got := 0
+		for buf := make([]byte, 8<<10); got < size; {
+			time.Sleep(2 * time.Second)
+			n, err := c.Read(buf)
+			if err != nil {
+				t.Fatalf("after %d bytes and %v: %v", got, time.Since(start), err)
+			}
+			got += n
+		}
+		if d := time.Since(start); d < 2*time.Minute {
+			t.Errorf("the client was not slow: %v", d)
+		}
+		go func() { _, _ = io.Copy(io.Discard, c) }() // what is left, until c is closed
+		w.end(t)
+		kept(t, e)
+	})
+}
+
+func TestBodyThatEndsEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := says("")
+		log := &logbook{}
+		o := options(e)
+		o.Recorder = log
+		w := newWorld(api.New(o))
+		c, err := w.dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: tandem\r\nContent-Length: 1000\r\n\r\n{", chatPath); err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		w.end(t)
+		if len(e.Streams()) > 0 || fmt.Sprint(log.lines) != "["+chatPath+" 400 invalid_request]" {
+			t.Errorf("%d streams, %q", len(e.Streams()), log.lines)
+		}
+	})
+}
+
 func TestPanicInTheMiddleCutsTheStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := says("abc")
 		e.PanicAfter = 2
 		w := newWorld(api.New(options(e)))
-		r, err := w.post(t.Context(), chatPath, chat("x", `"stream":true`))
+		r, err := w.post(t.Context(), chatPath, chatBody("x", `"stream":true`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -411,13 +488,13 @@ func TestShutdownWaitsForAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := script(after(0, apitest.Tokens('a')), after(20*time.Second, apitest.Tokens('b')), after(time.Second, finished))
 		w := newWorld(api.New(options(e)))
-		r, err := w.post(t.Context(), chatPath, chat("x", `"stream":true`))
+		r, err := w.post(t.Context(), chatPath, chatBody("x", `"stream":true`))
 		if err != nil {
 			t.Fatal(err)
 		}
 		late := make(chan *http.Response, 1)
 		go func() { // not streamed, so its header is written while draining
-			r, err := w.post(t.Context(), chatPath, chat("x"))
+			r, err := w.post(t.Context(), chatPath, chatBody("x"))
 			if err != nil {
 				t.Error(err)
 			}
@@ -454,11 +531,58 @@ func TestShutdownWaitsForAnswers(t *testing.T) {
 	})
 }
 
+// A request that is on its way when the server is told to stop has an answer: on
+// a new connection, and on one that was in use.
+func TestShutdownServesWhatIsOnItsWay(t *testing.T) {
+	for range 50 { // for as many orders of events
+		synctest.Test(t, func(t *testing.T) {
+			e := says("x")
+			w := newWorld(api.New(options(e)))
+			c, err := w.dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			answer := make(chan string, 1)
+			if _, err := io.WriteString(c, rawRequest(chatBody("x"))); err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				b, _ := io.ReadAll(c)
+				answer <- string(b)
+			}()
+			w.end(t)
+			if a := <-answer; !strings.HasPrefix(a, "HTTP/1.1 200") {
+				t.Errorf("%q", a)
+			}
+			kept(t, e)
+		})
+	}
+}
+
+// A connection that never asks does not hold a shutdown up.
+func TestShutdownDoesNotWaitForTheSilent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(api.New(options(says(""))))
+		c, err := w.dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		synctest.Wait()
+		start := time.Now()
+		w.end(t)
+		if d := time.Since(start); d > 7*time.Second { // net/http's own patience is 5 s
+			t.Errorf("took %v", d)
+		}
+	})
+}
+
 func TestShutdownCutsWhatDoesNotEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := script(after(0, apitest.Tokens('a')))
 		w := newWorld(api.New(options(e)))
-		r, err := w.post(t.Context(), chatPath, chat("x", `"stream":true`))
+		r, err := w.post(t.Context(), chatPath, chatBody("x", `"stream":true`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -503,7 +627,7 @@ func TestServesOnSeveralListeners(t *testing.T) {
 		tr := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 			return net.Dial(l.Addr().Network(), l.Addr().String())
 		}}
-		r, err := (&http.Client{Transport: tr}).Post("http://tandem"+chatPath, "application/json", strings.NewReader(chat("x", `"stream":true`)))
+		r, err := (&http.Client{Transport: tr}).Post("http://tandem"+chatPath, "application/json", strings.NewReader(chatBody("x", `"stream":true`)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -567,7 +691,7 @@ func TestStalledClientOnARealSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if _, err := io.WriteString(c, rawRequest(chat("x", `"stream":true`))); err != nil {
+	if _, err := io.WriteString(c, rawRequest(chatBody("x", `"stream":true`))); err != nil {
 		t.Fatal(err)
 	}
 	st := <-submitted

@@ -69,7 +69,7 @@ func (x *exchange) tokenize() {
 	if a.text != nil {
 		ids = x.h.Text.Encode(*a.text, a.addSpecial, a.parseSpecial)
 	} else if ids, err = x.h.Text.Render(a.chat); err != nil {
-		x.fail(invalid("messages", "messages: the model's chat template refuses them: %v", err))
+		x.fail(refused(err))
 		return
 	}
 	b := append(make([]byte, 0, 64+7*len(ids)), `{"tokens":[`...)

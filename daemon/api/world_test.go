@@ -251,7 +251,7 @@ func readAll(t *testing.T, r io.Reader) string {
 	return string(b)
 }
 
-func chat(content string, more ...string) string {
+func chatBody(content string, more ...string) string {
 	c, err := json.Marshal(content)
 	if err != nil {
 		panic(err)

@@ -41,7 +41,7 @@ type Model struct {
 	Name            string   `toml:"name" default:"" doc:"The name served. Empty: the catalogue name, else the file's." at:"daemon/api, against a request's \"model\""`
 	Aliases         []string `toml:"aliases" default:"[]" doc:"Further names under which clients may ask for the model." at:"daemon/api, against a request's \"model\""`
 	ContextLength   int      `toml:"context_length" default:"0" min:"0" max:"16777216" unit:"tokens" doc:"Window of a request, prompt and answer together. 0: the model's own; more than that is refused." at:"daemon/api, before anything is streamed (400)"`
-	MaxOutputTokens int      `toml:"max_output_tokens" default:"4096" min:"1" max:"16777216" unit:"tokens" doc:"Longest answer to a client that names no limit. What is left of the window bounds every answer." at:"daemon/api, when a request is read"`
+	MaxOutputTokens int      `toml:"max_output_tokens" default:"2048" min:"1" max:"16777216" unit:"tokens" doc:"Longest answer to a client that names no limit. What is left of the window bounds every answer." at:"daemon/api, when a request is read"`
 }
 
 // Backend is the table [backend].

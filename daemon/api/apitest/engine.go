@@ -6,6 +6,7 @@ package apitest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,6 +21,7 @@ type Step struct {
 	Wait time.Duration   // before the output
 	Gate <-chan struct{} // if not nil, the output waits for this as well
 	Out  request.Output
+	Err  error // if not nil, Next returns it, against the contract, and Out is to come
 }
 
 // Engine answers each request with the steps that Script gives for it; after
@@ -47,7 +49,7 @@ func (e *Engine) Submit(s request.Spec) (api.Stream, error) {
 			return nil, err
 		}
 	}
-	st := &Stream{Spec: s, engine: e, steps: e.Script(s), gone: make(chan struct{}), closed: make(chan struct{})}
+	st := &Stream{Spec: s, engine: e, steps: slices.Clone(e.Script(s)), gone: make(chan struct{}), closed: make(chan struct{})}
 	e.mu.Lock()
 	e.streams = append(e.streams, st)
 	e.mu.Unlock()
@@ -71,17 +73,6 @@ func (e *Engine) Streams() []*Stream {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return append([]*Stream(nil), e.streams...)
-}
-
-// Live is the number of streams that are not closed.
-func (e *Engine) Live() int {
-	n := 0
-	for _, s := range e.Streams() {
-		if s.Calls().Closes == 0 {
-			n++
-		}
-	}
-	return n
 }
 
 // Calls says what was called on a stream.
@@ -164,6 +155,10 @@ func (s *Stream) Next(ctx context.Context) (request.Output, error) {
 		case <-ctx.Done():
 			return request.Output{}, ctx.Err()
 		}
+	}
+	if err := step.Err; err != nil {
+		s.steps[s.at].Err = nil
+		return request.Output{}, err
 	}
 	s.at++
 	s.timer, s.waited = nil, false

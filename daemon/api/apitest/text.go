@@ -104,11 +104,14 @@ func (r *reader) Append(b []byte, id int32) ([]byte, bool) {
 		return b, r.met
 	}
 	r.held = append(r.held, byte(id))
+	at := len(r.held) // where the stop string begins that begins first
 	for _, s := range r.stops {
-		if i := strings.Index(string(r.held), s); i >= 0 {
-			r.met = true
-			return r.release(b, i), true
+		if i := strings.Index(string(r.held), s); i >= 0 && i < at {
+			r.met, at = true, i
 		}
+	}
+	if r.met {
+		return r.release(b, at), true
 	}
 	// What may still become a stop string, or a character, waits.
 	keep := 0
