@@ -110,7 +110,7 @@ func (s *server) configure(o cli.ServeOptions) error {
 	if err != nil {
 		return err
 	}
-	for _, w := range s.cfg.Warnings() {
+	for _, w := range s.cfg.Warnings(config.ThisMachine()) {
 		s.log.Event(observe.ConfigWarning, w)
 	}
 	return nil

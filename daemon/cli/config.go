@@ -31,7 +31,7 @@ func (p *Program) configCmd() *cobra.Command {
 			if err != nil {
 				return fail(ExitConfig, err)
 			}
-			for _, w := range cfg.Warnings() {
+			for _, w := range cfg.Warnings(config.ThisMachine()) {
 				fmt.Fprintln(p.Stderr, "warning:", w)
 			}
 			return nil

@@ -224,8 +224,9 @@ func IsPath(modelPath string) bool {
 	return strings.Contains(modelPath, "/") || strings.HasSuffix(strings.ToLower(modelPath), ".gguf")
 }
 
-// Warnings are values that are allowed and probably not meant. Each is one line.
-func (c *Config) Warnings() []string {
+// Warnings are values that are allowed and probably not meant, on machine m. Each
+// is one line.
+func (c *Config) Warnings(m Machine) []string {
 	var out []string
 	warn := func(key, format string, args ...any) {
 		out = append(out, c.problem(key, fmt.Sprintf(format, args...)).String())
@@ -237,6 +238,17 @@ func (c *Config) Warnings() []string {
 	}
 	if slices.Contains(c.Server.CORSOrigins, "*") && c.Server.APIKeysFile == "" {
 		warn("server.cors_origins", `"*" without api_keys_file lets every web page use the endpoint`)
+	}
+	for _, g := range []struct {
+		key     string
+		devices []string
+	}{{"prefill.devices", c.Prefill.Devices}, {"decode.devices", c.Decode.Devices}} {
+		for _, text := range g.devices {
+			if dev, err := ParseDevice(text); err == nil && dev.Kind == "cpu" && dev.Index >= m.Cores {
+				warn(g.key, "%q: this machine lets us use %s, \"cpu:0\" to \"cpu:%d\"; ranks beyond share them, which is slow", text, count(m.Cores, "core"), m.Cores-1)
+				break
+			}
+		}
 	}
 	if !c.KV.Digest {
 		warn("kv.digest", "is off: KV that was damaged on its way would go unnoticed")

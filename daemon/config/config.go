@@ -52,7 +52,7 @@ type Backend struct {
 
 // Prefill is the table [prefill].
 type Prefill struct {
-	Devices        []string `toml:"devices" default:"[]" doc:"One worker process a device: \"cuda:N\"; \"cpu:N\", pinned to the N-th core this machine lets us use; or \"cpu\", pinned nowhere. Empty: the first cores, at most 4." at:"daemon/supervise, when a generation starts"`
+	Devices        []string `toml:"devices" default:"[]" doc:"One worker process a device: \"cuda:N\"; \"cpu:N\", pinned to the N-th core this machine lets us use, counted round if there are fewer; or \"cpu\", pinned nowhere. Empty: the first cores, at most 4." at:"daemon/supervise, when a generation starts"`
 	TensorParallel int      `toml:"tensor_parallel" default:"0" min:"0" max:"64" doc:"Devices that share one copy of the model; divides their number. 0: all of them." at:"daemon/supervise, when a generation starts"`
 	ChunkTokens    int      `toml:"chunk_tokens" default:"512" min:"1" max:"8192" unit:"tokens" doc:"Prompt tokens computed at one go. Smaller: short prompts wait less behind long ones. Larger: fewer, fuller steps." at:"daemon/batch, in each prefill step"`
 }

@@ -323,16 +323,33 @@ func TestWhatTOMLWritesLoadsBackTheSame(t *testing.T) {
 	}
 }
 
+func TestRanksBeyondTheCoresAreAllowedAndWarnedOf(t *testing.T) {
+	c, err := Parse("t.toml", "[decode]\ndevices = [\"cpu:0\", \"cpu:2\"]", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Resolve(Machine{Cores: 2}); err != nil {
+		t.Fatal(err)
+	}
+	want := `t.toml:2:1: [decode] devices: "cpu:2": this machine lets us use 2 cores, "cpu:0" to "cpu:1"; ranks beyond share them, which is slow`
+	if got := c.Warnings(Machine{Cores: 2}); len(got) != 1 || got[0] != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if got := c.Warnings(Machine{Cores: 3}); len(got) != 0 {
+		t.Errorf("with three cores: %q", got)
+	}
+}
+
 func TestWarnings(t *testing.T) {
 	c, err := Parse("/t.toml", "[server]\nlisten = \"0.0.0.0:1\"\ncors_origins = [\"*\"]\n[kv]\ndigest = false\n[deadlines]\nrequest = \"15s\"\n", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := c.Warnings()
+	got := c.Warnings(Machine{Cores: 2})
 	if len(got) != 5 { // listen, cors, digest, and the two deadlines above 15 s
 		t.Errorf("warnings %q", got)
 	}
-	if d := Defaults().Warnings(); len(d) != 0 {
+	if d := Defaults().Warnings(Machine{Cores: 1}); len(d) != 0 {
 		t.Errorf("the defaults warn: %q", d)
 	}
 }

@@ -144,12 +144,6 @@ func (c *Config) Resolve(m Machine) (*Config, error) {
 			}
 			choose(g.name+".devices", devices)
 		}
-		for _, text := range devices {
-			if dev, err := ParseDevice(text); err == nil && dev.Index >= m.Cores {
-				report(g.name+".devices", "%q: this machine lets us use %s, \"cpu:0\" to \"cpu:%d\"; \"cpu\" is a rank that is pinned to none", text, count(m.Cores, "core"), m.Cores-1)
-				break
-			}
-		}
 		if g.degree == 0 {
 			choose(g.name+".tensor_parallel", len(devices))
 		}

@@ -85,7 +85,6 @@ func TestResolveRefusesWhatTheMachineLacks(t *testing.T) {
 	}{
 		{"cuda", "[backend]\nkind = \"cuda\"", `t.toml:2:1: [backend] kind: the CUDA backend is not in this build; use the CPU`},
 		{"cards", "[prefill]\ndevices = [\"cuda:0\"]\n[decode]\ndevices = [\"cuda:1\"]", `t.toml:2:1: [prefill] devices: the CUDA backend is not in this build; use the CPU`},
-		{"cores", "[decode]\ndevices = [\"cpu:0\", \"cpu:2\"]", `t.toml:2:1: [decode] devices: "cpu:2": this machine lets us use 2 cores, "cpu:0" to "cpu:1"; "cpu" is a rank that is pinned to none`},
 		{"degree", "[decode]\ntensor_parallel = 3", `t.toml:2:1: [decode] tensor_parallel: 3 ranks do not fit the 2 cores of this machine; name the devices in [decode] if it is meant`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
