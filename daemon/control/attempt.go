@@ -223,6 +223,10 @@ func (l *Loop) step(r *live, ev request.Event, why string) {
 			l.join(r, a)
 		case request.Requeue:
 			l.requeue(r)
+			if !r.hidden {
+				l.o.Log.Event(observe.RequestAgain, fmt.Sprintf("request %s: is run again after %d output tokens: %s", r.spec.ID, len(r.tokens), why),
+					append(r.fields(), observe.State(was), observe.Generation(l.number), observe.Reason(why))...)
+			}
 		case request.End:
 			l.end(r, why)
 		case request.Forget:

@@ -30,6 +30,9 @@ const (
 	lockFile    = "daemon.lock"
 )
 
+// ErrInUse says that another daemon has the state folder.
+var ErrInUse = errors.New("is in use")
+
 // OpenStore makes the folder if need be and takes its lock.
 func OpenStore(dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
@@ -44,14 +47,17 @@ func OpenStore(dir string) (*Store, error) {
 		n, _ := f.Read(b)
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("state folder %s is in use by another tandem serve, process %s: stop it, or give this one its own server.state_dir",
-				dir, strings.TrimSpace(string(b[:n])))
+			return nil, fmt.Errorf("state folder %s %w by another tandem serve, process %s: stop it, or give this one its own server.state_dir",
+				dir, ErrInUse, strings.TrimSpace(string(b[:n])))
 		}
 		return nil, fmt.Errorf("state folder %s: lock: %w", dir, err)
 	}
 	s := &Store{dir: dir, lock: f}
 	if err := s.open(f); err != nil {
 		f.Close()
+		if errors.Is(err, unix.ENOSPC) {
+			return nil, fmt.Errorf("state folder %s: %w: make room on that disk, or set server.state_dir to a folder elsewhere", dir, err)
+		}
 		return nil, fmt.Errorf("state folder %s: %w", dir, err)
 	}
 	return s, nil

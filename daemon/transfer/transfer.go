@@ -205,13 +205,15 @@ func (t Transfer) Step(ev Event) (next Transfer, acts []Action, ignored bool) {
 		}
 
 	case Verified:
-		if t.State != Moving || t.Target&bit == 0 || t.Verified&bit != 0 {
+		if t.State != Moving && t.State != Reserving || t.Reserved&bit == 0 || t.Verified&bit != 0 {
 			// A verification that comes after the attempt was given up proves only
 			// that the rank has finished reading, which its Quiet will say anyway.
 			return t, nil, true
 		}
+		// A rank that owns no unit has everything as soon as it knows of the attempt,
+		// perhaps before the others have acknowledged it.
 		t.Verified |= bit
-		if t.Verified == t.Target {
+		if t.State == Moving && t.Verified == t.Target {
 			t.State = Arrived
 			acts = append(acts, Deliver)
 		}

@@ -101,6 +101,19 @@ source quiet 0: draining → closed, free source, free target
 `)
 }
 
+// A decode rank that owns no unit confirms at once, before others have even
+// acknowledged; its word must not be lost.
+func TestRankWithNothingToTakeIsEarly(t *testing.T) {
+	_, got := run(New(Handover, 1, 2, false), Event{Start, 0}, Event{Reserved, 1}, Event{Verified, 1}, Event{Reserved, 0}, Event{Verified, 0})
+	check(t, got, `
+start 0: idle → reserving, tell target
+reserved 1: reserving → reserving
+verified 1: reserving → reserving
+reserved 0: reserving → moving, tell source
+verified 0: moving → arrived, deliver
+`)
+}
+
 func TestNothingToMove(t *testing.T) {
 	_, got := run(New(Handover, 2, 1, true), Event{Start, 0}, Event{Reserved, 0}, Event{Release, 0}, Event{TargetQuiet, 0})
 	check(t, got, `

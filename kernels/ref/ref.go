@@ -76,13 +76,20 @@ func (p Packer) Pack(dst []byte, src kernels.Tensor) error {
 
 type matrix struct {
 	kernels.Packed
+	values []float32
 }
 
 func (matrix) Matrix() {}
 
-func (m matrix) at(row, col int) float64 {
-	return float64(math.Float32frombits(binary.LittleEndian.Uint32(m.Data[4*(row*m.Cols+col):])))
+func bind(w kernels.Packed) matrix {
+	m := matrix{w, make([]float32, w.Rows*w.Cols)}
+	for i := range m.values {
+		m.values[i] = math.Float32frombits(binary.LittleEndian.Uint32(w.Data[4*i:]))
+	}
+	return m
 }
+
+func (m matrix) row(r int) []float32 { return m.values[r*m.Cols : (r+1)*m.Cols] }
 
 type vector struct{ matrix }
 
@@ -124,10 +131,10 @@ func (b *Backend) Steps() uint64 { return b.steps }
 func (b *Backend) Sync() error { return nil }
 
 // Matrix implements kernels.Backend.
-func (b *Backend) Matrix(w kernels.Packed, _ kernels.Partition) kernels.Matrix { return matrix{w} }
+func (b *Backend) Matrix(w kernels.Packed, _ kernels.Partition) kernels.Matrix { return bind(w) }
 
 // Vector implements kernels.Backend.
-func (b *Backend) Vector(w kernels.Packed) kernels.Vector { return vector{matrix{w}} }
+func (b *Backend) Vector(w kernels.Packed) kernels.Vector { return vector{bind(w)} }
 
 // NewBuffer implements kernels.Backend.
 func (b *Backend) NewBuffer(cols int) kernels.Buffer { return &Buffer{rows(b.o.Shape.MaxRows, cols)} }
@@ -145,8 +152,8 @@ func (b *Backend) OpenKV(units [][]byte) error {
 func (b *Backend) Embed(x kernels.Buffer, table kernels.Matrix, batch *kernels.Batch) error {
 	b.steps++
 	for r, t := range batch.Tokens {
-		for c := range x.(*Buffer).rows[r] {
-			x.(*Buffer).rows[r][c] = table.(matrix).at(int(t), c)
+		for c, v := range table.(matrix).row(int(t)) {
+			x.(*Buffer).rows[r][c] = float64(v)
 		}
 	}
 	return nil
@@ -168,7 +175,7 @@ func norm(out, x []float64, w vector, eps float32) {
 	}
 	scale := 1 / math.Sqrt(sum/float64(len(x))+float64(eps))
 	for i, v := range x {
-		out[i] = v * scale * w.at(0, i)
+		out[i] = v * scale * float64(w.values[i])
 	}
 }
 
@@ -202,8 +209,8 @@ func Quantised(a []float64) []float64 {
 
 func product(m matrix, row int, a []float64) float64 {
 	var sum float64
-	for c, v := range a {
-		sum += m.at(row, c) * v
+	for c, w := range m.row(row) {
+		sum += float64(w) * a[c]
 	}
 	return sum
 }
@@ -257,7 +264,14 @@ func (b *Backend) put(x float64, cell []byte) {
 	binary.LittleEndian.PutUint64(cell, math.Float64bits(x))
 }
 
-func get(cell []byte) float64 { return math.Float64frombits(binary.LittleEndian.Uint64(cell)) }
+// token is the key or value of one token of a unit.
+func (b *Backend) token(layer, unit int, page uint32, kind, token int) []float64 {
+	x := make([]float64, b.o.Shape.HeadDim)
+	for d := range x {
+		x[d] = math.Float64frombits(binary.LittleEndian.Uint64(b.cell(layer, unit, page, kind, token, d)))
+	}
+	return x
+}
 
 // RopeAppend implements kernels.Backend.
 func (b *Backend) RopeAppend(layer int, q, k, v kernels.Buffer, batch *kernels.Batch) error {
@@ -291,8 +305,15 @@ func (b *Backend) Attend(layer int, a kernels.Act, q kernels.Buffer, batch *kern
 	g, heads := b.o.Shape.Geometry, b.o.Shape.Heads
 	for r := range batch.Tokens {
 		pages, n := batch.Pages[batch.Seq[r]], int(batch.Pos[r])+1
+		var keys, values [][]float64 // of the unit that h reads
 		for h := range heads {
-			u := h / (heads / g.Units)
+			if share := heads / g.Units; h%share == 0 {
+				keys, values = make([][]float64, n), make([][]float64, n)
+				for k := range n {
+					keys[k] = b.token(layer, h/share, pages[k/g.PageTokens], 0, k%g.PageTokens)
+					values[k] = b.token(layer, h/share, pages[k/g.PageTokens], 1, k%g.PageTokens)
+				}
+			}
 			query := q.(*Buffer).rows[r][h*g.HeadDim : (h+1)*g.HeadDim]
 			out := a.(*Act).rows[r][h*g.HeadDim : (h+1)*g.HeadDim]
 			weights := make([]float64, n)
@@ -300,7 +321,7 @@ func (b *Backend) Attend(layer int, a kernels.Act, q kernels.Buffer, batch *kern
 			for k := range n {
 				var s float64
 				for d, x := range query {
-					s += x * get(b.cell(layer, u, pages[k/g.PageTokens], 0, k%g.PageTokens, d))
+					s += x * keys[k][d]
 				}
 				weights[k] = s / math.Sqrt(float64(g.HeadDim))
 				top = max(top, weights[k])
@@ -313,7 +334,7 @@ func (b *Backend) Attend(layer int, a kernels.Act, q kernels.Buffer, batch *kern
 			for d := range out {
 				out[d] = 0
 				for k, w := range weights {
-					out[d] += w / sum * get(b.cell(layer, u, pages[k/g.PageTokens], 1, k%g.PageTokens, d))
+					out[d] += w / sum * values[k][d]
 				}
 			}
 		}
