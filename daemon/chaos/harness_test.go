@@ -141,7 +141,9 @@ func (a *appliance) log() string {
 	return string(b)
 }
 
-func (a *appliance) url(path string) string { return fmt.Sprintf("http://127.0.0.1:%d%s", a.port, path) }
+func (a *appliance) url(path string) string {
+	return fmt.Sprintf("http://127.0.0.1:%d%s", a.port, path)
+}
 
 // within polls until ok, and fails the test after limit.
 func (a *appliance) within(limit time.Duration, what string, ok func() bool) {
@@ -176,10 +178,7 @@ func (a *appliance) waitReady() {
 
 // ask is a GET on the admin socket.
 func (a *appliance) ask(path string, out any) error {
-	c := &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", a.sock)
-	}}}
+	c := &http.Client{Timeout: 10 * time.Second, Transport: a.unix()}
 	r, err := c.Get("http://tandem" + path)
 	if err != nil {
 		return err
@@ -190,6 +189,14 @@ func (a *appliance) ask(path string, out any) error {
 		return fmt.Errorf("%s: %s: %s", path, r.Status, b)
 	}
 	return json.NewDecoder(r.Body).Decode(out)
+}
+
+// unix is the way to the admin socket.
+func (a *appliance) unix() http.RoundTripper {
+	return &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", a.sock)
+	}}
 }
 
 func (a *appliance) status() admin.Status {

@@ -1,0 +1,181 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// More answers than the pool has pages for: some wait, some are set back and go on
+// where they were; none is lost or differs.
+func TestPoolTooSmallForAll(t *testing.T) {
+	small := []string{"model.context_length=512", `kv.cpu_bytes="14MiB"`} // nine pages of 64 tokens
+	a := start(t, small...)
+	var qs []question
+	var want []string
+	for i := range 3 {
+		q := question{prompt: []int32{1, 2, 3, int32(100 + i), 5}, tokens: 400}
+		qs = append(qs, q)
+		want = append(want, a.mustGet(q).text)
+	}
+	compare(t, "together", want, texts(a.all(qs)))
+	retracted := strings.Count(a.log(), "needed by an older request")
+	if retracted == 0 {
+		t.Error("nothing was ever set back: the pool was not too small")
+	}
+	a.settled()
+}
+
+// Clients that leave take nothing with them.
+func TestClientsLeave(t *testing.T) {
+	a := start(t)
+	var wg sync.WaitGroup
+	for i := range 24 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			if i%3 == 0 { // before the first token
+				time.AfterFunc(time.Duration(i)*2*time.Millisecond, cancel)
+			}
+			q := question{user: questions[3].user, tokens: 200}
+			q.on = func(pieces int, _ string) {
+				if pieces == i/3+1 {
+					cancel()
+				}
+			}
+			if _, err := a.get(ctx, q); err == nil {
+				t.Error("an answer although the client left")
+			}
+		}()
+	}
+	wg.Wait()
+	a.settled()
+	if g := a.status().Generation; g != 1 {
+		t.Errorf("generation %d", g)
+	}
+	want := a.mustGet(questions[1]).text
+	if want == "" {
+		t.Error("no answer afterwards")
+	}
+}
+
+// An operator's restart under load loses nothing.
+func TestRestartUnderLoad(t *testing.T) {
+	a := start(t)
+	var want []string
+	for _, q := range questions {
+		want = append(want, a.mustGet(q).text)
+	}
+	for range 3 {
+		done := make(chan []answer, 1)
+		go func() { done <- a.all(questions) }()
+		a.within(5*time.Second, "running", func() bool { return a.status().Running > 0 })
+		if err := a.post("/restart", "reason=test"); err != nil {
+			t.Fatal(err)
+		}
+		compare(t, "restarted", want, texts(<-done))
+		a.waitReady()
+	}
+	a.settled()
+	if g := a.status().Generation; g != 4 {
+		t.Errorf("generation %d after three restarts", g)
+	}
+}
+
+// An operator cancels one request; the others do not notice.
+func TestOperatorCancels(t *testing.T) {
+	a := start(t)
+	other := make(chan answer, 1)
+	want := a.mustGet(questions[1]).text
+	go func() { other <- a.mustGet(questions[1]) }()
+	var id string
+	q := question{prompt: []int32{1, 2, 3}, tokens: 2000}
+	q.more = map[string]any{}
+	failed := make(chan error, 1)
+	begun := make(chan string, 1)
+	q.on = func(pieces int, _ string) {
+		if pieces == 3 {
+			begun <- ""
+		}
+	}
+	go func() {
+		_, err := a.get(context.Background(), q)
+		failed <- err
+	}()
+	<-begun
+	var rs []struct {
+		ID     string `json:"id"`
+		Prompt int    `json:"prompt_tokens"`
+	}
+	if err := a.ask("/requests", &rs); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rs {
+		if r.Prompt == 3 {
+			id = r.ID
+		}
+	}
+	if err := a.post("/requests/"+id+"/cancel", ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-failed; err == nil || !strings.Contains(err.Error(), "cancelled") {
+		t.Errorf("the cancelled stream: %v", err)
+	}
+	if got := (<-other).text; got != want {
+		t.Errorf("another answer changed: %q", got)
+	}
+	a.settled()
+	if s := a.stories(id); s.Outcome != "cancelled" || len(s.Events) == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// The limit is what is enforced: with all places taken the rest is refused at once,
+// and nothing that was accepted is refused later.
+func TestQueueLimit(t *testing.T) {
+	a := start(t, "limits.max_requests=2", "limits.max_queued=3", "decode.max_batch=1")
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	ok, refused, odd := 0, 0, []string{}
+	for i := range 30 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			_, err := a.get(context.Background(), question{prompt: []int32{1, int32(i)}, tokens: 100})
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case err == nil:
+				ok++
+			case strings.HasPrefix(err.Error(), "429"):
+				refused++
+			default:
+				odd = append(odd, err.Error())
+			}
+		}()
+	}
+	wg.Wait()
+	if ok < 5 || ok+refused != 30 || len(odd) > 0 {
+		t.Errorf("%d answered, %d refused, others %q", ok, refused, odd)
+	}
+	a.settled()
+}
+
+func (a *appliance) post(path, form string) error {
+	c := &http.Client{Timeout: 10 * time.Second, Transport: a.unix()}
+	r, err := c.Post("http://tandem"+path, "application/x-www-form-urlencoded", strings.NewReader(form))
+	if err != nil {
+		return err
+	}
+	defer r.Body.Close()
+	if r.StatusCode != 200 {
+		return fmt.Errorf("%s: %s", path, r.Status)
+	}
+	return nil
+}
