@@ -22,6 +22,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -74,6 +75,7 @@ func Main(dev Device, revision string) int {
 		fmt.Fprintln(os.Stderr, "worker:", err)
 		return 1
 	}
+	rename(s)
 	post := newPost(conn, f.Generation)
 	if s.Pack != nil {
 		err = pack(dev, s, post)
@@ -89,6 +91,18 @@ func Main(dev Device, revision string) int {
 	}
 	post.flush(time.Second)
 	return 0
+}
+
+// rename gives the process a name of its own in ps and top: its command line says
+// "tandem worker decode/0.1", its short name "tandem-d0.1".
+func rename(s *spawn.Setup) {
+	name := fmt.Sprintf("tandem-%c%d.%d", s.Rank.Role.String()[0], s.Rank.Index, s.Rank.Rank)
+	if s.Pack != nil {
+		name = "tandem-pack"
+	}
+	if b, err := unix.BytePtrFromString(name); err == nil {
+		_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(b)), 0, 0, 0) // names the thread that calls: the main one
+	}
 }
 
 // pack fills the image.
