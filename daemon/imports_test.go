@@ -82,7 +82,7 @@ func TestImportsPointDownwards(t *testing.T) {
 	seen := map[string]bool{}
 	for {
 		var p struct {
-			ImportPath                  string
+			ImportPath                 string
 			Imports, GoFiles, CgoFiles []string
 		}
 		if err := dec.Decode(&p); err == io.EOF {

@@ -50,6 +50,7 @@ var scenarios = []struct {
 	{"stopped-daemon-is-restarted-by-the-watchdog", watchdog},
 	{"user-files-and-permissions", userAndFiles},
 	{"stop-finishes-answers", stopFinishes},
+	{"package-from-installation-to-purge", packageLife},
 }
 
 // insideVar names the environment variable that tells the binary it runs inside.
@@ -63,7 +64,13 @@ func TestUnderSystemd(t *testing.T) {
 		t.Skip("it boots a dozen machines")
 	}
 	script := filepath.Join(checkout(t), "scripts", "with-systemd")
-	if out, err := exec.Command(script, "--check").CombinedOutput(); err != nil {
+	// Another distribution's systemd: a folder with a root that has systemd, dbus and
+	// man-db, as mmdebstrap makes one.
+	root := os.Getenv("TANDEM_TEST_ROOT")
+	if root == "" {
+		root = "/"
+	}
+	if out, err := exec.Command(script, "--check", "-r", root).CombinedOutput(); err != nil {
 		t.Skipf("%s; run it with `sudo make test-systemd`", strings.TrimSpace(string(out)))
 	}
 	model := modeltest.Path(t)
@@ -82,11 +89,30 @@ func TestUnderSystemd(t *testing.T) {
 		}
 	}
 
+	packages := true
+	for _, tool := range []string{"dpkg", "dpkg-deb", "readelf"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			packages = false
+		}
+	}
+	if packages {
+		for _, version := range []string{"1", "2"} {
+			c := exec.Command(filepath.Join(checkout(t), "packaging/deb/build"), stage+"/tandem", stage+"/generated", version, stage+"/tandem_"+version+".deb")
+			c.Env = append(os.Environ(), "DEB_COMPRESSION=none")
+			if out, err := c.CombinedOutput(); err != nil {
+				t.Fatalf("%v: %v\n%s", c.Args, err, out)
+			}
+		}
+	}
+
 	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
+			if strings.HasPrefix(s.name, "package") && !packages {
+				t.Skip("no Debian package can be made here: apt-get install dpkg binutils")
+			}
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 			defer cancel()
-			c := exec.CommandContext(ctx, script,
+			c := exec.CommandContext(ctx, script, "-r", root,
 				"-b", stage+":/mnt/stage", "-b", checkout(t)+":/mnt/checkout", "-b", filepath.Dir(model)+":/mnt/models", "--",
 				"env", insideVar+"=/mnt/models/"+filepath.Base(model),
 				"/mnt/stage/units.test", "-test.run", "^TestInside$/^"+s.name+"$", "-test.v", "-test.timeout=150s")
@@ -118,7 +144,9 @@ func TestInside(t *testing.T) {
 					t.Log(m.try("journalctl -q --no-pager -o short-precise -n 150; systemctl --no-pager status tandem.service tandem.socket"))
 				}
 			})
-			m.install(model)
+			if s.name != "package-from-installation-to-purge" {
+				m.install(model)
+			}
 			s.run(m)
 		})
 	}
@@ -346,6 +374,23 @@ func (m *machine) disperse(c *crowd) {
 	}
 }
 
+// pardon takes off the list what a daemon that was killed could not help: the answers
+// that were in progress, at most one a client.
+func (m *machine) pardon(c *crowd, clients int) {
+	m.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := len(c.wrong)
+	c.wrong = slices.DeleteFunc(c.wrong, func(w string) bool {
+		return strings.Contains(w, "EOF") || strings.Contains(w, "reset by peer") || strings.Contains(w, "before its end")
+	})
+	cut := before - len(c.wrong)
+	m.Logf("%d answers were cut short", cut)
+	if cut > clients {
+		m.Errorf("%d clients had %d answers in progress", clients, cut)
+	}
+}
+
 // more waits until the crowd got n more whole answers.
 func (m *machine) more(c *crowd, n int64) {
 	m.Helper()
@@ -482,20 +527,7 @@ func killedDaemonComesBack(m *machine) {
 	// Everybody else waits for the next one.
 	m.eventually("the service is back", func() bool { return m.show("ActiveState") == "active" && m.number("MainPID") != before.PID })
 	m.more(c, 5)
-	cut := 0
-	c.mu.Lock()
-	c.wrong = slices.DeleteFunc(c.wrong, func(w string) bool {
-		if strings.Contains(w, "EOF") || strings.Contains(w, "reset by peer") || strings.Contains(w, "before its end") {
-			cut++
-			return true
-		}
-		return false
-	})
-	c.mu.Unlock()
-	m.Logf("%d answers were cut short by the kill", cut)
-	if cut > 2 {
-		m.Errorf("two clients had %d answers in progress", cut)
-	}
+	m.pardon(c, 2)
 	m.disperse(c)
 	after := m.status()
 	if after.Generation <= before.Generation {
@@ -678,6 +710,8 @@ func watchdog(m *machine) {
 	c := m.gather(2, 6, want) // they wait in the socket
 	m.eventually("the service is back", func() bool { return m.number("NRestarts") == 1 && m.show("ActiveState") == "active" })
 	m.more(c, 4)
+	// To be told to abort it must be woken, and may begin an answer before it dies.
+	m.pardon(c, 2)
 	m.disperse(c)
 	if after := m.status(); after.Generation <= before.Generation || after.PID == before.PID {
 		m.Errorf("generation %d, process %d after %d, %d", after.Generation, after.PID, before.Generation, before.PID)
@@ -792,5 +826,69 @@ func stopFinishes(m *machine) {
 	// The sockets are closed with it: nothing starts it again.
 	if _, err := net.Dial("tcp", "127.0.0.1:8000"); !errors.Is(err, syscall.ECONNREFUSED) {
 		m.Errorf("after the stop a client meets %v", err)
+	}
+}
+
+func packageLife(m *machine) {
+	const quiet = "DEBIAN_FRONTEND=noninteractive dpkg --force-confold "
+	out := m.sh(quiet + "-i /mnt/stage/tandem_1.deb 2>&1")
+	if !strings.Contains(out, "tandem model pull --dir /var/lib/tandem/models smollm2-135m") {
+		m.Errorf("the installation does not say what to do next:\n%s", out)
+	}
+	for unit, want := range map[string]string{"tandem.socket": "active", "tandem-admin.socket": "active", "tandem.service": "inactive"} {
+		if got := m.show("ActiveState", unit); got != want {
+			m.Errorf("after the installation %s is %s", unit, got)
+		}
+		if got := m.show("UnitFileState", unit); got != "enabled" {
+			m.Errorf("after the installation %s is %s", unit, got)
+		}
+	}
+	m.sh("ln -s " + os.Getenv(insideVar) + " /var/lib/tandem/models/smollm2-135m.gguf")
+	const n = 6
+	want := m.answer(n) // which starts the service
+
+	// An upgrade while clients ask.
+	before := m.status()
+	c := m.gather(3, n, want)
+	m.more(c, 10)
+	m.sh(quiet + "-i /mnt/stage/tandem_2.deb")
+	m.more(c, 10)
+	m.disperse(c)
+	after := m.status()
+	if after.PID == before.PID || after.Generation <= before.Generation {
+		m.Errorf("process %d, generation %d after %d, %d: the new version does not run", after.PID, after.Generation, before.PID, before.Generation)
+	}
+
+	// An upgrade with a configuration that has mistakes leaves the old version running.
+	if err := os.WriteFile(configFile, []byte("[server]\nlisen = \"127.0.0.1:8000\"\n"), 0o644); err != nil {
+		m.Fatal(err)
+	}
+	out = m.sh(quiet + "-i /mnt/stage/tandem_1.deb 2>&1")
+	if !strings.Contains(out, configFile+":2:1") || !strings.Contains(out, "systemctl restart tandem") {
+		m.Errorf("the upgrade does not say what is wrong:\n%s", out)
+	}
+	if s := m.status(); s.PID != after.PID || !s.Ready {
+		m.Errorf("process %d, ready %v, after %d", s.PID, s.Ready, after.PID)
+	}
+	if text := m.answer(n); text != want {
+		m.Errorf("the answer is %q, not %q", text, want)
+	}
+
+	m.sh(quiet + "-r tandem")
+	if _, err := net.Dial("tcp", "127.0.0.1:8000"); !errors.Is(err, syscall.ECONNREFUSED) {
+		m.Errorf("after the removal a client meets %v", err)
+	}
+	if got := m.sh("cat " + configFile); !strings.Contains(got, "lisen") {
+		m.Errorf("the removal took the configuration: %q", got)
+	}
+	out = m.sh(quiet + "-P tandem 2>&1")
+	if !strings.Contains(out, "models are left in /var/lib/tandem/models") {
+		m.Errorf("the purge does not say what is left:\n%s", out)
+	}
+	if left := m.sh("find /etc/tandem /var/lib/tandem /run/tandem/admin.sock /usr/bin/tandem /usr/lib/systemd/system/tandem* 2>/dev/null || true"); left != "/var/lib/tandem\n/var/lib/tandem/models\n/var/lib/tandem/models/smollm2-135m.gguf" {
+		m.Errorf("after the purge there are\n%s", left)
+	}
+	if failed := m.sh("systemctl --failed --quiet --plain"); failed != "" {
+		m.Errorf("failed units: %s", failed)
 	}
 }

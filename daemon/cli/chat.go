@@ -20,10 +20,10 @@ import (
 
 // chat is `tandem chat`: a line in, an answer out, on the endpoint that clients use.
 type chat struct {
-	url, key, model string
-	http            *http.Client
-	body            map[string]any
-	turns           []turn
+	url, key string
+	http     *http.Client
+	body     map[string]any
+	turns    []turn
 }
 
 type turn struct {

@@ -17,10 +17,9 @@ import (
 // replica is one replica of the live generation, as the scheduler sees it.
 type replica struct {
 	ident.Replica
-	ranks   []int          // indices of its ranks
-	pool    *pagepool.Pool // nil: it has no pages of its own
-	work    int            // prefill: tokens given and not computed; decode: sequences
-	backend string
+	ranks []int          // indices of its ranks
+	pool  *pagepool.Pool // nil: it has no pages of its own
+	work  int            // prefill: tokens given and not computed; decode: sequences
 }
 
 // attempt is one try at a request: the memory side, which may outlive the request.

@@ -52,6 +52,12 @@ func (l *Loop) frame(rank int, m wire.Message) {
 	// Messages about an attempt: the attempt must be known, and the rank one of its
 	// own. An attempt that is closed is a late message's; that is no lie.
 	find := func(seq uint64, role ident.Role) *attempt {
+		if l.sup.State != supUp {
+			// The generation is ending: its requests have left it, and its pages wait
+			// until all of it is reaped. What was said meanwhile changes nothing.
+			l.ignored[fmt.Sprintf("%T while ending", m)]++
+			return nil
+		}
 		if id.Role != role {
 			lie("not for a %s rank to say", id.Role)
 			return nil

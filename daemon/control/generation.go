@@ -173,8 +173,11 @@ func (l *Loop) kill(reason string) {
 		l.gen.Kill()
 	}
 	l.o.Meter.GenerationEnded(reason)
-	if l.first != nil {
+	switch {
+	case l.first != nil:
 		l.lastWhy = l.first.text
+	case l.stopping:
+		l.lastWhy = "the daemon stops"
 	}
 	for _, r := range l.inOrder() {
 		l.step(r, request.Event{Kind: request.GenerationEnded}, fmt.Sprintf("generation %d ended: %s", l.number, reason))

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -43,12 +44,11 @@ func OpenStore(dir string) (*Store, error) {
 		return nil, fmt.Errorf("state folder %s: %w (set server.state_dir to a folder that can be written)", dir, err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		b := make([]byte, 64)
-		n, _ := f.Read(b)
+		who := holder(f)
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fmt.Errorf("state folder %s %w by another tandem serve, process %s: stop it, or give this one its own server.state_dir",
-				dir, ErrInUse, strings.TrimSpace(string(b[:n])))
+				dir, ErrInUse, who)
 		}
 		return nil, fmt.Errorf("state folder %s: lock: %w", dir, err)
 	}
@@ -61,6 +61,20 @@ func OpenStore(dir string) (*Store, error) {
 		return nil, fmt.Errorf("state folder %s: %w", dir, err)
 	}
 	return s, nil
+}
+
+// holder reads whose lock it is. The holder writes its number just after it took
+// the lock, so an empty file is looked at again for a moment.
+func holder(f *os.File) string {
+	b := make([]byte, 64)
+	for range 50 {
+		n, _ := f.ReadAt(b, 0)
+		if pid := strings.TrimSpace(string(b[:n])); pid != "" {
+			return pid
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return "of unknown number"
 }
 
 func (s *Store) open(lock *os.File) error {

@@ -134,7 +134,11 @@ func (s *Spawner) Start(o Options) (*Process, error) {
 	p := &Process{PID: cmd.Process.Pid, Started: time.Now(), gen: o.Generation, conn: ours, wakeup: make(chan struct{}, 1), done: make(chan struct{})}
 	lastLine := make(chan string, 1)
 	go readLines(errR, o.Line, lastLine)
-	go p.read(o)
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		p.read(o)
+	}()
 	go p.write()
 	go func() {
 		err := cmd.Wait()
@@ -151,6 +155,11 @@ func (s *Spawner) Start(o Options) (*Process, error) {
 		case <-time.After(time.Second): // a descendant keeps the pipe open; the group is killed below
 		}
 		_ = syscall.Kill(-p.PID, syscall.SIGKILL)
+		// What it said last is still in the socket: closing our end would lose it.
+		select {
+		case <-read:
+		case <-time.After(time.Second):
+		}
 		p.close()
 		close(p.done)
 		o.Exit(st)

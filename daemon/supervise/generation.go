@@ -146,10 +146,9 @@ func (gen *Generation) create(name string, size int64) (*hostmem.Region, error) 
 
 // arena is one group's pages: a segment for each unit, in two descriptors.
 type arena struct {
-	pages    int
-	rw, ro   []*os.File
-	toClose  []*os.File
-	creating error
+	pages   int
+	rw, ro  []*os.File
+	toClose []*os.File
 }
 
 func (gen *Generation) newArena(p *Plan, name string, pages int) (*arena, error) {

@@ -289,11 +289,9 @@ func TestEventWakesEveryWaiter(t *testing.T) {
 	e := NewEvent(mem, 0)
 	for n := range uint32(rounds) {
 		e.Bump()
-		for done.Count() != (n+1)*waiters {
-			if _, err := done.Wait(done.Count(), 10*time.Second); errors.Is(err, ErrTimeout) {
-				t.Fatalf("round %d: only %d of %d woke", n, done.Count()-n*waiters, waiters)
-			} else if err == nil {
-				continue
+		for got := done.Count(); got != (n+1)*waiters; got = done.Count() {
+			if _, err := done.Wait(got, 10*time.Second); errors.Is(err, ErrTimeout) {
+				t.Fatalf("round %d: only %d of %d woke", n, got-n*waiters, waiters)
 			}
 		}
 	}

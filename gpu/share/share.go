@@ -85,7 +85,9 @@ func (s *Segment) Begin(i, epoch uint32) { s.word(i).Store(uint64(epoch)<<2 | wo
 func (s *Segment) Seal(i, epoch uint32) { s.word(i).Store(uint64(epoch)<<2 | wordSealed) }
 
 // Sealed reports whether page i is final in the use that epoch names.
-func (s *Segment) Sealed(i, epoch uint32) bool { return s.word(i).Load() == uint64(epoch)<<2|wordSealed }
+func (s *Segment) Sealed(i, epoch uint32) bool {
+	return s.word(i).Load() == uint64(epoch)<<2|wordSealed
+}
 
 // Open reports whether page i is being written in the use that epoch names.
 func (s *Segment) Open(i, epoch uint32) bool { return s.word(i).Load() == uint64(epoch)<<2|wordWriting }
@@ -134,7 +136,9 @@ func (b *Board) at(slot uint32, unit int) int64 {
 }
 
 func (b *Board) attempt(at int64) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&b.mem[at])) }
-func (b *Board) sealed(at int64) *atomic.Uint32  { return (*atomic.Uint32)(unsafe.Pointer(&b.mem[at+8])) }
+func (b *Board) sealed(at int64) *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(&b.mem[at+8]))
+}
 func (b *Board) digest(at int64, i int) *atomic.Uint64 {
 	return (*atomic.Uint64)(unsafe.Pointer(&b.mem[at+16+8*int64(i)]))
 }

@@ -48,6 +48,9 @@ func (b *Backend) layerOffset(layer int) int {
 
 // RopeAppend implements kernels.Backend.
 func (b *Backend) RopeAppend(layer int, q, k, v kernels.Buffer, batch *kernels.Batch) error {
+	if b.err != nil {
+		return b.err
+	}
 	defer b.step()
 	qb, kb, vb := q.(*buffer), k.(*buffer), v.(*buffer)
 	hd := b.shape.HeadDim
@@ -64,24 +67,34 @@ func (b *Backend) RopeAppend(layer int, q, k, v kernels.Buffer, batch *kernels.B
 	c, at := b.cache(), b.layerOffset(layer)
 	lo, hi := b.share(qb.deal, qb.cols)
 	u0, u1 := b.shape.Owner(b.team.Rank, b.team.Size)
-	for _, s := range segs {
-		pages := batch.Pages[s.seq]
-		for i := range s.n {
-			r, pos := s.row+i, s.pos+i
-			table := b.rope[pos*hd : (pos+1)*hd]
-			if lo < hi {
-				b.kern.rope(qb.row(r), lo, hi, hd, table)
+	for i, s := range segs {
+		table := b.rope[s.pos*hd : (s.pos+s.n)*hd]
+		if lo < hi {
+			b.kern.rope(qb.data[s.row*qb.ld:], qb.ld, s.n, lo, hi, hd, table)
+		}
+		if u0 == u1 {
+			continue
+		}
+		b.kern.rope(kb.data[s.row*kb.ld:], kb.ld, s.n, u0*hd, u1*hd, hd, table)
+		for u := u0; u < u1; u++ {
+			var next []byte
+			switch {
+			case u+1 < u1:
+				next = b.keys(u+1, at, s, batch)
+			case i+1 < len(segs):
+				next = b.keys(u0, at, segs[i+1], batch)
 			}
-			if u0 < u1 {
-				b.kern.rope(kb.row(r), u0*hd, u1*hd, hd, table)
-			}
-			page := int(pages[pos/c.pageTokens])*c.pageStride + at
-			for u := u0; u < u1; u++ {
-				b.kern.store(c, b.units[u][page:page+c.pageStride/b.shape.Layers], pos%c.pageTokens, kb.row(r)[u*hd:(u+1)*hd], vb.row(r)[u*hd:(u+1)*hd])
-			}
+			b.kern.append(c, b.units[u][at:], batch.Pages[s.seq], s.pos, s.n, kb.data[s.row*kb.ld+u*hd:], vb.data[s.row*vb.ld+u*hd:], kb.ld, next)
 		}
 	}
 	return nil
+}
+
+// keys is the memory of the group of 16 keys that a segment's first goes to.
+func (b *Backend) keys(unit, at int, s segment, batch *kernels.Batch) []byte {
+	c := b.cache()
+	page, token := int(batch.Pages[s.seq][s.pos/c.pageTokens]), s.pos%c.pageTokens
+	return b.units[unit][page*c.pageStride+at+token/16*16*c.headDim*ElemBytes(b.set):]
 }
 
 // rowCost is the work of one row of attention in one unit, in keys, with what
@@ -93,6 +106,9 @@ func rowCost(pos int) int { return pos + 1 + 64 }
 // pieces a rank gets have nothing to do with the units it owns, since the cache
 // lies in shared memory.
 func (b *Backend) Attend(layer int, a kernels.Act, q kernels.Buffer, batch *kernels.Batch) error {
+	if b.err != nil {
+		return b.err
+	}
 	defer b.step()
 	v, qb := a.(*act), q.(*buffer)
 	mustMatch("q", qb.cols, b.shape.Heads*b.shape.HeadDim)
@@ -129,33 +145,55 @@ func (b *Backend) Attend(layer int, a kernels.Act, q kernels.Buffer, batch *kern
 	return nil
 }
 
+// A piece of attention is what one call computes: rows [row, row+n) of one
+// sequence, the first of them at position pos, with the heads of one unit and
+// blocks [b0, b1) of keys.
+type piece struct{ unit, seq, row, n, pos, b0, b1 int }
+
+// run computes pieces, telling each where the next will begin to read.
+func (b *Backend) run(pieces []piece, at int, batch *kernels.Batch, do func(p piece, next []byte)) {
+	stride := b.cache().pageStride
+	for i, p := range pieces {
+		var next []byte
+		if i+1 < len(pieces) {
+			n := pieces[i+1]
+			next = b.units[n.unit][int(batch.Pages[n.seq][n.b0*b.blockKeys/b.shape.PageTokens])*stride+at:]
+		}
+		do(p, next)
+	}
+}
+
 // attendRows computes this rank's rows and units. In units' order, and in each
 // in rows' order, the rank has a stretch of total/size.
 func (b *Backend) attendRows(at int, v *act, q *buffer, segs []segment, batch *kernels.Batch, total int) {
 	heads, hd := b.shape.Heads/b.shape.Units, b.shape.HeadDim
 	lo, hi := total*b.team.Rank/b.team.Size, total*(b.team.Rank+1)/b.team.Size
-	c, done := b.cache(), 0
+	done := 0
+	b.pieces = b.pieces[:0]
 	for u := range b.shape.Units {
-		col := u * heads * hd
 		for _, s := range segs {
-			first, n := -1, 0
+			p := piece{unit: u, seq: s.seq}
 			for i := range s.n {
 				if done >= lo && done < hi {
-					if first < 0 {
-						first = i
+					if p.n == 0 {
+						p.row, p.pos = s.row+i, s.pos+i
 					}
-					n++
+					p.n++
 				}
 				done += rowCost(s.pos + i)
 			}
-			if n == 0 {
-				continue
+			if p.n > 0 {
+				p.b1 = (p.pos+p.n-1)/b.blockKeys + 1
+				b.pieces = append(b.pieces, p)
 			}
-			r := s.row + first
-			b.kern.attend(c, b.units[u][at:], batch.Pages[s.seq], q.data[r*q.ld+col:], q.ld, s.pos+first, n, heads,
-				0, (s.pos+first+n-1)/b.blockKeys+1, v.shared.floats[r*v.ld+col:], v.ld, nil, 0, 0, b.scratch, b.progress)
 		}
 	}
+	c := b.cache()
+	b.run(b.pieces, at, batch, func(p piece, next []byte) {
+		col := p.unit * heads * hd
+		b.kern.attend(c, b.units[p.unit][at:], batch.Pages[p.seq], q.data[p.row*q.ld+col:], q.ld, p.pos, p.n, heads,
+			p.b0, p.b1, v.shared.floats[p.row*v.ld+col:], v.ld, nil, 0, 0, next, b.scratch, b.progress)
+	})
 }
 
 // attendParts computes this rank's blocks of keys. Row r, block k and head h
@@ -163,46 +201,47 @@ func (b *Backend) attendRows(at int, v *act, q *buffer, segs []segment, batch *k
 // whole context has.
 func (b *Backend) attendParts(at int, q *buffer, segs []segment, batch *kernels.Batch) {
 	heads, hd, size := b.shape.Heads/b.shape.Units, b.shape.HeadDim, partFloats(b.shape)
-	blockCost := func(pos, k int) int { return min(pos+1-k*b.blockKeys, b.blockKeys) + 32 }
+	cost := func(pos, k int) int { return min(pos+1-k*b.blockKeys, b.blockKeys) + 32 }
 	total := 0
+	b.rowBlocks = b.rowBlocks[:0]
 	for _, s := range segs {
 		for i := range s.n {
-			for k := range (s.pos+i)/b.blockKeys + 1 {
-				total += blockCost(s.pos+i, k)
+			n := (s.pos+i)/b.blockKeys + 1
+			b.rowBlocks = append(b.rowBlocks, n)
+			for k := range n {
+				total += cost(s.pos+i, k)
 			}
 		}
 	}
 	total *= b.shape.Units
 	lo, hi := total*b.team.Rank/b.team.Size, total*(b.team.Rank+1)/b.team.Size
-	c, done := b.cache(), 0
-	b.rowBlocks = b.rowBlocks[:0]
+	done := 0
+	b.pieces = b.pieces[:0]
 	for u := range b.shape.Units {
-		col := u * heads * hd
 		for _, s := range segs {
 			for i := range s.n {
-				r, pos := s.row+i, s.pos+i
-				if u == 0 {
-					b.rowBlocks = append(b.rowBlocks, pos/b.blockKeys+1)
-				}
-				first, n := -1, 0
-				for k := range pos/b.blockKeys + 1 {
+				p := piece{unit: u, seq: s.seq, row: s.row + i, n: 1, pos: s.pos + i}
+				for k := range b.rowBlocks[p.row] {
 					if done >= lo && done < hi {
-						if first < 0 {
-							first = k
+						if p.b1 == 0 {
+							p.b0 = k
 						}
-						n++
+						p.b1 = k + 1
 					}
-					done += blockCost(pos, k)
+					done += cost(p.pos, k)
 				}
-				if n == 0 {
-					continue
+				if p.b1 > 0 {
+					b.pieces = append(b.pieces, p)
 				}
-				part := b.parts[(r*b.blocks*b.shape.Heads+u*heads)*size:]
-				b.kern.attend(c, b.units[u][at:], batch.Pages[s.seq], q.data[r*q.ld+col:], q.ld, pos, 1, heads,
-					first, first+n, nil, 0, part, b.shape.Heads*size, size, b.scratch, b.progress)
 			}
 		}
 	}
+	c := b.cache()
+	b.run(b.pieces, at, batch, func(p piece, next []byte) {
+		part := b.parts[(p.row*b.blocks*b.shape.Heads+p.unit*heads)*size:]
+		b.kern.attend(c, b.units[p.unit][at:], batch.Pages[p.seq], q.data[p.row*q.ld+p.unit*heads*hd:], q.ld, p.pos, 1, heads,
+			p.b0, p.b1, nil, 0, part, b.shape.Heads*size, size, next, b.scratch, b.progress)
+	})
 }
 
 // join folds the parts of attention into rows of a, all of them privately if

@@ -13,7 +13,8 @@
 //   rb                LANES*4 bytes, four of each row; b_load b_low b_high (halves
 //                     of bytes) b_bits(v,shift,low) (two bits over the low half)
 //   dot8(q,x,c)       q[0..8)·x[0..32) + c: unsigned bytes up to 15 by signed
-//   dot8u(q,x,c,c8)   the same for bytes up to 255; c is the sum to start with
+//   dot8u(q,x,c)      for bytes that are a signed weight plus 128: their products
+//                     with x less 128 times the sum of x, which c is already
 //   prep8u(q)         done to q once before dot8u
 //   dot4(q,x,c)       q[0..4)·x[0..16) + c for bytes up to 63
 //   q_amax            the largest magnitude of 32 floats, as bits
@@ -43,6 +44,11 @@ FN void step_after(uint64_t *steps, long *work, long done) {
 		*work = 0;
 		step(steps);
 	}
+}
+
+// fetch asks for the lines of p[from:to], to be near when they are wanted.
+FN void fetch(const uint8_t *p, size_t from, size_t to) {
+	for (from = from / 64 * 64; from < to; from += 64) __builtin_prefetch(p + from, 0, 2);
 }
 
 // sum16 is the tree that closes every sum across lanes.
@@ -126,6 +132,22 @@ FN float *tile_nums(uint8_t *t, int cols, int row, int block) {
 	return (float *)(t + (size_t)(row / tk_tile) * tk_tile_bytes(cols) + (size_t)cols * tk_tile + (size_t)block * (tk_nums * tk_tile * 4)) + row % tk_tile;
 }
 
+// claim_blocks asks for the lines that rows row..end of one tile will be written
+// to, blocks b0..b1, so that they come from another core's cache together and
+// not one by one.
+FN void claim_blocks(uint8_t *t, int cols, int row, int end, int b0, int b1) {
+	for (int b = b0; b < b1; b++) {
+		for (int r = row & ~1; r < end; r += 2) __builtin_prefetch(tile_q(t, cols, r, b), 1, 3);
+		const float *nums = tile_nums(t, cols, row / tk_tile * tk_tile, b);
+		for (int i = 0; i < tk_nums * tk_tile; i += 16) __builtin_prefetch(nums + i, 1, 3);
+	}
+}
+
+FN int tile_end(int row, int n) {
+	const int end = (row / tk_tile + 1) * tk_tile;
+	return end < n ? end : n;
+}
+
 FN void quant_row(const float *x, int cols, int row, uint8_t *t) {
 	for (int b = 0; b < cols / 32; b++) quant_block(x + b * 32, tile_q(t, cols, row, b), tile_nums(t, cols, row, b));
 }
@@ -165,6 +187,7 @@ static void VARIANT(norm)(const float *x, long ldx, const float *w, float eps, i
 static void VARIANT(swiglu)(const float *gate, const float *up, long ld, int c0, int c1, int n,
                             float *f, long ldf, uint8_t *t, int cols) {
 	for (int r = 0; r < n; r++) {
+		if (t && r % tk_tile == 0) claim_blocks(t, cols, r, tile_end(r, n), c0 / 32, c1 / 32);
 		const float *g = gate + r * ld, *u = up + r * ld;
 		for (int c = c0; c < c1; c += 32) {
 			float tmp[32], *y = f ? f + r * ldf + c : tmp;
@@ -333,8 +356,12 @@ static void VARIANT(gemm_q)(int type, const uint8_t *w, int g0, int g1, int cols
 			const int nc = n - c < QCOLS ? n - c : QCOLS;
 			const uint8_t *tq = t + (size_t)(c / tk_tile) * tile;
 			const uint8_t *tn = tq + (size_t)cols * tk_tile + c % tk_tile * 4;
-			for (int i = g; i < ge; i++)
+			for (int i = g; i < ge; i++) {
+				// The next panel is asked for piece by piece. Fewer rows than two tiles
+				// leave no time for that: there the processor's own streaming is better.
+				if (n > tk_tile && i + panel < g1) fetch(w + (i + panel) * group, group * c / n, group * (c + nc) / n);
 				funcs[nc - 1](w + i * group, nb, tq + c % tk_tile * 32, tn, out + c * ldo + i * 16, ldo, add);
+			}
 			step_after(steps, &work, (long)(ge - g) * nc * cols * 16);
 		}
 	}
@@ -347,12 +374,20 @@ static void VARIANT(gemm_q)(int type, const uint8_t *w, int g0, int g1, int cols
 // a matrix, keys and values all lie so. ks and gs are the elements from one k
 // and one register to the next; registers are LANES wide and lie within groups
 // of 16.
+FN long elem_bytes(int type) { return type == tk_f32 ? 4 : 2; }
+
 FN rf widen(int type, const uint8_t *p, long i) {
 	return type == tk_f16 ? r_f16((const uint16_t *)p + i) : type == tk_bf16 ? r_bf16((const uint16_t *)p + i) : r_load((const float *)p + i);
 }
 
+//
+// With want, memory ahead bytes further on is asked for line by line: in the
+// order of keys, of which two k share a line, or of values, of which two groups
+// do.
+enum { want_nothing, want_keys, want_values };
+
 FN void fma_tile(const int type, const uint8_t *w, long ks, long gs, const float *x, long ldx, int K,
-                 const int nc, const int ng, float *out, long ldo, int on) {
+                 const int nc, const int ng, float *out, long ldo, int on, const int want, long ahead) {
 	rf acc[FCOLS][FGROUPS];
 	UNROLL for (int c = 0; c < nc; c++)
 		UNROLL for (int g = 0; g < ng; g++)
@@ -362,6 +397,10 @@ FN void fma_tile(const int type, const uint8_t *w, long ks, long gs, const float
 	for (int k = 0; k < K; k++) {
 		rf v[FGROUPS];
 		UNROLL for (int g = 0; g < ng; g++) v[g] = widen(type, w, k * ks + at[g]);
+		if (want == want_keys && k % 2 == 0)
+			UNROLL for (int g = 0; g < ng; g += PARTS) __builtin_prefetch(w + (k * ks + at[g]) * elem_bytes(type) + ahead, 0, 2);
+		if (want == want_values)
+			UNROLL for (int g = 0; g < ng; g += 2 * PARTS) __builtin_prefetch(w + (k * ks + at[g]) * elem_bytes(type) + ahead, 0, 2);
 		UNROLL for (int c = 0; c < nc; c++) {
 			rf s = r_set1(x[c * ldx + k]);
 			UNROLL for (int g = 0; g < ng; g++) acc[c][g] = r_fma(v[g], s, acc[c][g]);
@@ -371,44 +410,49 @@ FN void fma_tile(const int type, const uint8_t *w, long ks, long gs, const float
 		UNROLL for (int g = 0; g < ng; g++) r_store(out + c * ldo + g * LANES, acc[c][g]);
 }
 
-typedef void (*fma_func)(const uint8_t *w, long ks, long gs, const float *x, long ldx, int K, float *out, long ldo, int on);
+typedef void (*fma_func)(const uint8_t *w, long ks, long gs, const float *x, long ldx, int K, float *out, long ldo, int on, long ahead);
 
-#define FMA(type, nc, ng) \
-	NOINLINE void fma_##type##_##nc##_##ng(const uint8_t *w, long ks, long gs, const float *x, long ldx, int K, float *out, long ldo, int on) { \
-		fma_tile(tk_##type, w, ks, gs, x, ldx, K, nc, ng, out, ldo, on); \
+#define FMA(type, want, nc, ng) \
+	NOINLINE void fma_##type##_##want##_##nc##_##ng(const uint8_t *w, long ks, long gs, const float *x, long ldx, int K, float *out, long ldo, int on, long ahead) { \
+		fma_tile(tk_##type, w, ks, gs, x, ldx, K, nc, ng, out, ldo, on, want_##want, ahead); \
 	}
-#define FMAS_COLS(type, ng) FMA(type, 1, ng) FMA(type, 2, ng) FMA(type, 3, ng) FMA(type, 4, ng) FMA(type, 5, ng) FMA(type, 6, ng)
-#define FMA_NAMES(type, ng) {fma_##type##_1_##ng, fma_##type##_2_##ng, fma_##type##_3_##ng, fma_##type##_4_##ng, fma_##type##_5_##ng, fma_##type##_6_##ng}
+#define FMAS_COLS(type, want, ng) FMA(type, want, 1, ng) FMA(type, want, 2, ng) FMA(type, want, 3, ng) FMA(type, want, 4, ng) FMA(type, want, 5, ng) FMA(type, want, 6, ng)
+#define FMA_NAMES(t, ng) {fma_##t##_1_##ng, fma_##t##_2_##ng, fma_##t##_3_##ng, fma_##t##_4_##ng, fma_##t##_5_##ng, fma_##t##_6_##ng}
 #if FGROUPS == 4
-#define FMAS(type) FMAS_COLS(type, 1) FMAS_COLS(type, 2) FMAS_COLS(type, 3) FMAS_COLS(type, 4)
-#define FMAS_NAMES(type) {FMA_NAMES(type, 1), FMA_NAMES(type, 2), FMA_NAMES(type, 3), FMA_NAMES(type, 4)}
+#define FMAS(type, want) FMAS_COLS(type, want, 1) FMAS_COLS(type, want, 2) FMAS_COLS(type, want, 3) FMAS_COLS(type, want, 4)
+#define FMAS_NAMES(t) {FMA_NAMES(t, 1), FMA_NAMES(t, 2), FMA_NAMES(t, 3), FMA_NAMES(t, 4)}
 #else
-#define FMAS(type) FMAS_COLS(type, 1) FMAS_COLS(type, 2)
-#define FMAS_NAMES(type) {FMA_NAMES(type, 1), FMA_NAMES(type, 2)}
+#define FMAS(type, want) FMAS_COLS(type, want, 1) FMAS_COLS(type, want, 2)
+#define FMAS_NAMES(t) {FMA_NAMES(t, 1), FMA_NAMES(t, 2)}
 #endif
 
-FMAS(f32)
-FMAS(f16)
-FMAS(bf16)
+FMAS(f32, nothing)
+FMAS(f16, nothing)
+FMAS(bf16, nothing)
+FMAS(f16, keys)
+FMAS(f16, values)
 
 static const fma_func fma_funcs[][FGROUPS][FCOLS] = {
-	[tk_f32] = FMAS_NAMES(f32),
-	[tk_f16] = FMAS_NAMES(f16),
-	[tk_bf16] = FMAS_NAMES(bf16),
+	[tk_f32] = FMAS_NAMES(f32_nothing),
+	[tk_f16] = FMAS_NAMES(f16_nothing),
+	[tk_bf16] = FMAS_NAMES(bf16_nothing),
 };
+static const fma_func fma_keys[FGROUPS][FCOLS] = FMAS_NAMES(f16_keys);
+static const fma_func fma_values[FGROUPS][FCOLS] = FMAS_NAMES(f16_values);
 
-FN long elem_bytes(int type) { return type == tk_f32 ? 4 : 2; }
-
-// fma_cover is fma_tile for any number of rows and of groups of 16.
+// fma_cover is fma_tile for any number of rows and of groups of 16. If then is
+// not null, it asks for the memory there, as much as it reads itself.
 FN void fma_cover(const int type, const uint8_t *w, long ks, long gs, const float *x, long ldx, int K,
-                  int n, int groups, float *out, long ldo, int on) {
+                  int n, int groups, float *out, long ldo, int on, int want, const uint8_t *then) {
+	const fma_func(*funcs)[FCOLS] = type != tk_f16 || !then ? fma_funcs[type] : want == want_keys ? fma_keys : fma_values;
+	const long ahead = (long)((intptr_t)then - (intptr_t)w);
 	const int ng = groups * PARTS;
 	for (int c = 0; c < n; c += FCOLS) {
 		const int nc = n - c < FCOLS ? n - c : FCOLS;
 		for (int g = 0; g < ng; g += FGROUPS) {
 			const int m = ng - g < FGROUPS ? ng - g : FGROUPS;
 			const uint8_t *wg = w + g / PARTS * gs * elem_bytes(type); // FGROUPS is a multiple of PARTS
-			fma_funcs[type][m - 1][nc - 1](wg, ks, gs, x + c * ldx, ldx, K, out + c * ldo + g * LANES, ldo, on);
+			funcs[m - 1][nc - 1](wg, ks, gs, x + c * ldx, ldx, K, out + c * ldo + g * LANES, ldo, on, ahead);
 		}
 	}
 }
@@ -511,9 +555,9 @@ static void VARIANT(gemm_f)(int type, const uint8_t *w, int g0, int g1, int cols
 			const int nc = n - c < FCOLS ? n - c : FCOLS;
 			float *o = out + c * ldo + g * 16;
 			if (!add) {
-				fma_cover(wt, wg, 16, (long)cols * 16, x + c * ldx, ldx, cols, nc, m, o, ldo, 0);
+				fma_cover(wt, wg, 16, (long)cols * 16, x + c * ldx, ldx, cols, nc, m, o, ldo, 0, want_nothing, 0);
 			} else {
-				fma_cover(wt, wg, 16, (long)cols * 16, x + c * ldx, ldx, cols, nc, m, sums, tk_expand * 16, 0);
+				fma_cover(wt, wg, 16, (long)cols * 16, x + c * ldx, ldx, cols, nc, m, sums, tk_expand * 16, 0, want_nothing, 0);
 				for (int i = 0; i < nc; i++)
 					for (int j = 0; j < m * 16; j += LANES)
 						r_store(o + i * ldo + j, r_add(r_load(o + i * ldo + j), r_load(sums + i * tk_expand * 16 + j)));
@@ -557,35 +601,49 @@ static void VARIANT(embed)(int type, const uint8_t *w, int cols, int row, int c0
 
 // ---- positions and the cache ----
 
-static void VARIANT(rope)(float *x, int c0, int c1, int head_dim, const float *table) {
-	for (int c = c0; c < c1; c += LANES) {
-		rf v = r_load(x + c), t = r_load(table + c % head_dim);
-		// even: x0 cos - x1 sin; odd: x1 cos + x0 sin
-		rf s = r_flip_even(r_mul(r_swap(v), r_odd(t)));
-		r_store(x + c, r_fma(v, r_even(t), s));
-	}
+static void VARIANT(rope)(float *x, long ldx, int n, int c0, int c1, int head_dim, const float *table) {
+	for (; n > 0; n--, x += ldx, table += head_dim)
+		for (int c = c0; c < c1; c += LANES) {
+			rf v = r_load(x + c), t = r_load(table + c % head_dim);
+			// even: x0 cos - x1 sin; odd: x1 cos + x0 sin
+			rf s = r_flip_even(r_mul(r_swap(v), r_odd(t)));
+			r_store(x + c, r_fma(v, r_even(t), s));
+		}
 }
 
 FN size_t value_offset(const tk_cache *c) {
 	return (size_t)c->head_dim * c->page_tokens * elem_bytes(c->elem);
 }
 
-static void VARIANT(store)(const tk_cache *c, uint8_t *page, int at, const float *k, const float *v) {
+// claim asks for the lines of a key that will be written: one of every 16
+// numbers, 16 tokens' numbers apart.
+FN void claim(const tk_cache *c, uint8_t *page, int at) {
+	const size_t line = 16 * elem_bytes(c->elem), key = (size_t)(at / 16) * c->head_dim * line;
+	for (size_t i = 0; i < (size_t)c->head_dim * line; i += 64) __builtin_prefetch(page + key + i, 1, 2);
+}
+
+static void VARIANT(append)(const tk_cache *c, uint8_t *unit, const uint32_t *pages, int pos, int n,
+                            const float *k, const float *v, long ld, uint8_t *next) {
 	const int hd = c->head_dim;
-	const size_t key = (size_t)(at / 16) * hd * 16 + at % 16, value = (size_t)at * hd;
-	if (c->elem == tk_f32) {
-		float *K = (float *)page + key, *V = (float *)(page + value_offset(c)) + value;
-		for (int d = 0; d < hd; d++) K[d * 16] = k[d];
-		memcpy(V, v, (size_t)hd * 4);
-		return;
-	}
-	uint16_t *K = (uint16_t *)page + key, *V = (uint16_t *)(page + value_offset(c)) + value, t[16];
-	for (int d = 0; d < hd; d += 16) {
-		for (int h = 0; h < PARTS; h++) {
-			r_tof16(t + LANES * h, r_load(k + d + LANES * h));
-			r_tof16(V + d + LANES * h, r_load(v + d + LANES * h));
+	for (; n > 0; n--, pos++, k += ld, v += ld) {
+		uint8_t *page = unit + pages[pos / c->page_tokens] * c->page_stride;
+		const int at = pos % c->page_tokens;
+		const size_t key = (size_t)(at / 16) * hd * 16 + at % 16, value = (size_t)at * hd;
+		if (n == 1 && next) claim(c, next, 0);
+		if (c->elem == tk_f32) {
+			float *K = (float *)page + key, *V = (float *)(page + value_offset(c)) + value;
+			for (int d = 0; d < hd; d++) K[d * 16] = k[d];
+			memcpy(V, v, (size_t)hd * 4);
+			continue;
 		}
-		for (int i = 0; i < 16; i++) K[(d + i) * 16] = t[i];
+		uint16_t *K = (uint16_t *)page + key, *V = (uint16_t *)(page + value_offset(c)) + value, t[16];
+		for (int d = 0; d < hd; d += 16) {
+			for (int h = 0; h < PARTS; h++) {
+				r_tof16(t + LANES * h, r_load(k + d + LANES * h));
+				r_tof16(V + d + LANES * h, r_load(v + d + LANES * h));
+			}
+			for (int i = 0; i < 16; i++) K[(d + i) * 16] = t[i];
+		}
 	}
 }
 
@@ -651,97 +709,118 @@ static void VARIANT(fold)(int hd, const float *part, long part_block, int blocks
 
 // One block of keys for nq ≤ tk_queries query vectors; vector i sees n[i] ≥ 1
 // keys of it, ascending with i. Results go to o[i][hd], m[i], l[i].
-FN void attend_block(const int elem, const tk_cache *c, const uint8_t *unit, const uint32_t *pages, int n_pages,
-                     const float *x, int nq, const int *n, float *s, long lds, float *o, float *m, float *l) {
+//
+// Where few rows share the keys, most time goes by waiting for memory. Then the
+// piece after the one in work is asked for: the next page's keys, after the last
+// keys the first values, after the last values what next points to.
+FN void attend_block(const int elem, const tk_cache *c, const uint8_t *unit, const uint32_t *pages,
+                     const float *x, int nq, const int *n, float *s, long lds, float *o, float *m, float *l, int look_ahead, const uint8_t *next) {
 	const int hd = c->head_dim, pt = c->page_tokens;
-	const int least = n[0], most = n[nq - 1];
-	for (int p = 0; p < n_pages && p * pt < most; p++) {
+	const int least = n[0], most = n[nq - 1], n_pages = (most + pt - 1) / pt;
+	const uint8_t *values = unit + value_offset(c);
+	for (int p = 0; p < n_pages; p++) {
 		const int keys = most - p * pt < pt ? most - p * pt : pt;
-		fma_cover(elem, unit + pages[p] * c->page_stride, 16, (long)hd * 16, x, hd, hd, nq, (keys + 15) / 16, s + p * pt, lds, 0);
+		const uint8_t *k = unit + pages[p] * c->page_stride;
+		const uint8_t *then = !look_ahead ? 0 : p + 1 < n_pages ? unit + pages[p + 1] * c->page_stride : values + pages[0] * c->page_stride;
+		fma_cover(elem, k, 16, (long)hd * 16, x, hd, hd, nq, (keys + 15) / 16, s + p * pt, lds, 0, want_keys, then);
 	}
 	for (int i = 0; i < nq; i++) softmax_block(s + i * lds, n[i], &m[i], &l[i]);
 	// Values of keys that all the vectors see, then for each the few more.
-	for (int p = 0; p < n_pages && p * pt < most; p++) {
-		const uint8_t *v = unit + pages[p] * c->page_stride + value_offset(c);
+	for (int p = 0; p < n_pages; p++) {
+		const uint8_t *v = values + pages[p] * c->page_stride;
+		const uint8_t *then = !look_ahead ? 0 : p + 1 < n_pages ? values + pages[p + 1] * c->page_stride : next;
 		const int from = p * pt;
 		const int all = least - from < 0 ? 0 : least - from < pt ? least - from : pt;
-		if (all || p == 0) fma_cover(elem, v, hd, 16, s + from, lds, all, nq, hd / 16, o, hd, p > 0);
+		if (all || p == 0) fma_cover(elem, v, hd, 16, s + from, lds, all, nq, hd / 16, o, hd, p > 0, want_values, then);
 		for (int i = 0; i < nq; i++) {
 			const int own = n[i] - from < pt ? n[i] - from : pt;
 			if (own > all)
-				fma_cover(elem, v + (size_t)all * hd * elem_bytes(elem), hd, 16, s + i * lds + from + all, lds, own - all, 1, hd / 16, o + i * hd, hd, 1);
+				fma_cover(elem, v + (size_t)all * hd * elem_bytes(elem), hd, 16, s + i * lds + from + all, lds, own - all, 1, hd / 16, o + i * hd, hd, 1, want_nothing, 0);
 		}
 	}
 }
 
-NOINLINE void attend_block_f16(const tk_cache *c, const uint8_t *unit, const uint32_t *pages, int n_pages,
-                               const float *x, int nq, const int *n, float *s, long lds, float *o, float *m, float *l) {
-	attend_block(tk_f16, c, unit, pages, n_pages, x, nq, n, s, lds, o, m, l);
+NOINLINE void attend_block_f16(const tk_cache *c, const uint8_t *unit, const uint32_t *pages,
+                               const float *x, int nq, const int *n, float *s, long lds, float *o, float *m, float *l, int look_ahead, const uint8_t *next) {
+	attend_block(tk_f16, c, unit, pages, x, nq, n, s, lds, o, m, l, look_ahead, next);
 }
 
-NOINLINE void attend_block_f32(const tk_cache *c, const uint8_t *unit, const uint32_t *pages, int n_pages,
-                               const float *x, int nq, const int *n, float *s, long lds, float *o, float *m, float *l) {
-	attend_block(tk_f32, c, unit, pages, n_pages, x, nq, n, s, lds, o, m, l);
+NOINLINE void attend_block_f32(const tk_cache *c, const uint8_t *unit, const uint32_t *pages,
+                               const float *x, int nq, const int *n, float *s, long lds, float *o, float *m, float *l, int look_ahead, const uint8_t *next) {
+	attend_block(tk_f32, c, unit, pages, x, nq, n, s, lds, o, m, l, look_ahead, next);
+}
+
+// A tile is the query vectors that share a call of attend_block: some rows with
+// all heads of the unit, or one row with some heads.
+typedef struct {
+	int r0, r1, h0, h1;
+} tile;
+
+// gather copies a tile's queries, scaled, and finds how many keys each sees of
+// the block that begins at position at.
+FN int gather(const tile *t, const tk_cache *c, const float *q, long ldq, int pos, int at, int keys, float scale, float *x, int *n) {
+	const int hd = c->head_dim;
+	int nq = 0;
+	for (int r = t->r0; r < t->r1; r++)
+		for (int h = t->h0; h < t->h1; h++, nq++) {
+			const float *src = q + r * ldq + h * hd;
+			for (int d = 0; d < hd; d += LANES) r_store(x + nq * hd + d, r_mul(r_load(src + d), r_set1(scale)));
+			n[nq] = pos + r + 1 - at < keys ? pos + r + 1 - at : keys;
+		}
+	return nq;
 }
 
 static void VARIANT(attend)(const tk_cache *c, const uint8_t *unit, const uint32_t *pages,
                             const float *q, long ldq, int pos, int rows, int heads, int b0, int b1,
                             float *out, long ldo, float *part, long part_block, long part_head,
-                            float *scratch, uint64_t *steps) {
+                            const uint8_t *next, float *scratch, uint64_t *steps) {
 	const int hd = c->head_dim, pt = c->page_tokens, bp = tk_block_pages(c), keys = bp * pt;
 	const float scale = 1.0f / sqrtf((float)hd);
 	float *s = scratch, *x = s + (size_t)tk_queries * keys, *o = x + tk_queries * hd, *m = o + tk_queries * hd, *l = m + tk_queries;
-	float *state = l + tk_queries;
-	const long ldstate = hd + 2;
-	// A tile is some rows with all heads, or one row with some.
+	float *states = l + tk_queries; // of rows and heads at work: o, m, l
+	const long state = hd + 2;
 	const int tile_rows = heads >= tk_queries ? 1 : tk_queries / heads;
-	const int parts = (heads + tk_queries - 1) / tk_queries, tile_heads = (heads + parts - 1) / parts;
+	const int splits = (heads + tk_queries - 1) / tk_queries, tile_heads = (heads + splits - 1) / splits;
 	long work = 0;
+	// Some rows at a time go through the blocks, so that a block's keys and values
+	// stay in the cache for all of them.
 	for (int r0 = 0; r0 < rows; r0 += tk_rows_at_once) {
 		const int r1 = r0 + tk_rows_at_once < rows ? r0 + tk_rows_at_once : rows;
 		const int last = b1 <= (pos + r1 - 1) / keys ? b1 : (pos + r1 - 1) / keys + 1;
 		for (int b = b0; b < last; b++) {
 			const int at = b * keys;
-			int n_pages = (pos + r1 - 1) / pt + 1 - b * bp;
-			if (n_pages > bp) n_pages = bp;
-			for (int r = r0; r < r1; r += tile_rows) {
-				const int re = r + tile_rows < r1 ? r + tile_rows : r1;
-				int rf_ = r;
-				while (rf_ < re && pos + rf_ < at) rf_++; // rows that end before this block
-				if (rf_ == re) continue;
-				for (int h0 = 0; h0 < heads; h0 += tile_heads) {
-					const int h1 = h0 + tile_heads < heads ? h0 + tile_heads : heads;
-					int n[tk_queries], nq = 0;
-					for (int i = rf_; i < re; i++)
-						for (int h = h0; h < h1; h++, nq++) {
-							const float *src = q + i * ldq + h * hd;
-							for (int d = 0; d < hd; d += LANES) r_store(x + nq * hd + d, r_mul(r_load(src + d), r_set1(scale)));
-							n[nq] = pos + i + 1 - at < keys ? pos + i + 1 - at : keys;
-						}
-					(c->elem == tk_f16 ? attend_block_f16 : attend_block_f32)(c, unit, pages + b * bp, n_pages, x, nq, n, s, keys, o, m, l);
+			const uint8_t *then = b + 1 < last ? unit + pages[(b + 1) * bp] * c->page_stride : next;
+			for (tile t = {r0, 0, 0, 0}; t.r0 < r1; t.r0 = t.r1) {
+				t.r1 = t.r0 + tile_rows < r1 ? t.r0 + tile_rows : r1;
+				while (t.r0 < t.r1 && pos + t.r0 < at) t.r0++; // rows that end before this block
+				if (t.r0 == t.r1) continue;
+				for (t.h0 = 0; t.h0 < heads; t.h0 = t.h1) {
+					t.h1 = t.h0 + tile_heads < heads ? t.h0 + tile_heads : heads;
+					int n[tk_queries];
+					const int nq = gather(&t, c, q, ldq, pos, at, keys, scale, x, n);
+					(c->elem == tk_f16 ? attend_block_f16 : attend_block_f32)(c, unit, pages + b * bp, x, nq, n, s, keys, o, m, l, rows == 1 && t.h0 == 0, then);
 					step_after(steps, &work, (long)nq * n[nq - 1] * hd * 2);
-					nq = 0;
-					for (int i = rf_; i < re; i++)
-						for (int h = h0; h < h1; h++, nq++) {
-							if (part) {
-								float *to = part + b * part_block + h * part_head;
-								memcpy(to, o + nq * hd, (size_t)hd * 4);
-								to[hd] = m[nq];
-								to[hd + 1] = l[nq];
-								continue;
-							}
-							float *st = state + ((i - r0) * heads + h) * ldstate;
-							fold_block(hd, st, st + hd, st + hd + 1, b == 0, o + nq * hd, m[nq], l[nq]);
+					for (int i = 0; i < nq; i++) {
+						const int r = t.r0 + i / (t.h1 - t.h0), h = t.h0 + i % (t.h1 - t.h0);
+						if (part) {
+							float *to = part + b * part_block + h * part_head;
+							memcpy(to, o + i * hd, (size_t)hd * 4);
+							to[hd] = m[i];
+							to[hd + 1] = l[i];
+						} else {
+							float *st = states + ((r - r0) * heads + h) * state;
+							fold_block(hd, st, st + hd, st + hd + 1, b == 0, o + i * hd, m[i], l[i]);
 						}
+					}
 				}
 			}
 		}
-		if (!part)
-			for (int i = r0; i < r1; i++)
-				for (int h = 0; h < heads; h++) {
-					const float *st = state + ((i - r0) * heads + h) * ldstate;
-					finish_head(hd, st, st[hd + 1], out + i * ldo + h * hd);
-				}
+		if (part) continue;
+		for (int r = r0; r < r1; r++)
+			for (int h = 0; h < heads; h++) {
+				const float *st = states + ((r - r0) * heads + h) * state;
+				finish_head(hd, st, st[hd + 1], out + r * ldo + h * hd);
+			}
 	}
 }
 
@@ -781,7 +860,7 @@ const tk_table VARIANT(tk) = {
 	.gemm_q = VARIANT(gemm_q),
 	.gemm_f = VARIANT(gemm_f),
 	.rope = VARIANT(rope),
-	.store = VARIANT(store),
+	.append = VARIANT(append),
 	.attend = VARIANT(attend),
 	.fold = VARIANT(fold),
 	.swiglu = VARIANT(swiglu),

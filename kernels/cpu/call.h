@@ -23,20 +23,22 @@ static inline void tk_gemm_f(const tk_table *k, int type, const uint8_t *w, int 
 	k->gemm_f(type, w, g0, g1, cols, x, ldx, n, out, ldo, add, scratch, steps);
 }
 
-static inline void tk_rope(const tk_table *k, float *x, int c0, int c1, int head_dim, const float *table) {
-	k->rope(x, c0, c1, head_dim, table);
+static inline void tk_rope(const tk_table *k, float *x, long ldx, int n, int c0, int c1, int head_dim, const float *table) {
+	k->rope(x, ldx, n, c0, c1, head_dim, table);
 }
 
-static inline void tk_store(const tk_table *k, int head_dim, int page_tokens, int elem, uint8_t *page, int at, const float *key, const float *value) {
-	const tk_cache c = {head_dim, page_tokens, elem, 0};
-	k->store(&c, page, at, key, value);
+static inline void tk_append(const tk_table *k, int head_dim, int page_tokens, int elem, size_t page_stride,
+                             uint8_t *unit, const uint32_t *pages, int pos, int n, const float *key, const float *value, long ld, uint8_t *next) {
+	const tk_cache c = {head_dim, page_tokens, elem, page_stride};
+	k->append(&c, unit, pages, pos, n, key, value, ld, next);
 }
 
 static inline void tk_attend(const tk_table *k, int head_dim, int page_tokens, int elem, size_t page_stride,
                              const uint8_t *unit, const uint32_t *pages, const float *q, long ldq, int pos, int rows, int heads, int b0, int b1,
-                             float *out, long ldo, float *part, long part_block, long part_head, float *scratch, uint64_t *steps) {
+                             float *out, long ldo, float *part, long part_block, long part_head,
+                             const uint8_t *next, float *scratch, uint64_t *steps) {
 	const tk_cache c = {head_dim, page_tokens, elem, page_stride};
-	k->attend(&c, unit, pages, q, ldq, pos, rows, heads, b0, b1, out, ldo, part, part_block, part_head, scratch, steps);
+	k->attend(&c, unit, pages, q, ldq, pos, rows, heads, b0, b1, out, ldo, part, part_block, part_head, next, scratch, steps);
 }
 
 static inline void tk_fold(const tk_table *k, int head_dim, const float *part, long part_block, int blocks, float *out) {

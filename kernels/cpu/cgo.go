@@ -53,6 +53,7 @@ func (k kern) name() string { return C.GoString(k.t.name) }
 
 func fp(s []float32) *C.float         { return (*C.float)(unsafe.Pointer(unsafe.SliceData(s))) }
 func bp(s []byte) *C.uint8_t          { return (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(s))) }
+func ip(s []uint32) *C.uint32_t       { return (*C.uint32_t)(unsafe.Pointer(unsafe.SliceData(s))) }
 func up(n *atomic.Uint64) *C.uint64_t { return (*C.uint64_t)(unsafe.Pointer(n)) }
 
 func (k kern) norm(x []float32, ldx int, w []float32, eps float32, cols, n, to int, f []float32, ldf int, t []byte, tmp []float32) {
@@ -78,8 +79,8 @@ func flag(b bool) C.int {
 	return 0
 }
 
-func (k kern) rope(row []float32, c0, c1, headDim int, table []float32) {
-	C.tk_rope(k.t, fp(row), C.int(c0), C.int(c1), C.int(headDim), fp(table))
+func (k kern) rope(x []float32, ldx, n, c0, c1, headDim int, table []float32) {
+	C.tk_rope(k.t, fp(x), C.long(ldx), C.int(n), C.int(c0), C.int(c1), C.int(headDim), fp(table))
 }
 
 // A cacheForm is how the KV cache lies in memory.
@@ -89,16 +90,17 @@ type cacheForm struct {
 	pageStride          int
 }
 
-func (k kern) store(c cacheForm, page []byte, at int, key, value []float32) {
-	C.tk_store(k.t, C.int(c.headDim), C.int(c.pageTokens), C.int(c.elem), bp(page), C.int(at), fp(key), fp(value))
+func (k kern) append(c cacheForm, unit []byte, pages []uint32, pos, n int, key, value []float32, ld int, next []byte) {
+	C.tk_append(k.t, C.int(c.headDim), C.int(c.pageTokens), C.int(c.elem), C.size_t(c.pageStride),
+		bp(unit), ip(pages), C.int(pos), C.int(n), fp(key), fp(value), C.long(ld), bp(next))
 }
 
 // attend writes to out, or to part if that is not nil.
 func (k kern) attend(c cacheForm, unit []byte, pages []uint32, q []float32, ldq, pos, rows, heads, b0, b1 int,
-	out []float32, ldo int, part []float32, partBlock, partHead int, scratch []float32, steps *atomic.Uint64) {
+	out []float32, ldo int, part []float32, partBlock, partHead int, next []byte, scratch []float32, steps *atomic.Uint64) {
 	C.tk_attend(k.t, C.int(c.headDim), C.int(c.pageTokens), C.int(c.elem), C.size_t(c.pageStride),
-		bp(unit), (*C.uint32_t)(unsafe.Pointer(unsafe.SliceData(pages))), fp(q), C.long(ldq), C.int(pos), C.int(rows), C.int(heads), C.int(b0), C.int(b1),
-		fp(out), C.long(ldo), fp(part), C.long(partBlock), C.long(partHead), fp(scratch), up(steps))
+		bp(unit), ip(pages), fp(q), C.long(ldq), C.int(pos), C.int(rows), C.int(heads), C.int(b0), C.int(b1),
+		fp(out), C.long(ldo), fp(part), C.long(partBlock), C.long(partHead), bp(next), fp(scratch), up(steps))
 }
 
 func (k kern) fold(headDim int, part []float32, partBlock, blocks int, out []float32) {

@@ -73,6 +73,11 @@ type Options struct {
 	// Borrowed for the backend's life.
 	Rope []float32
 	Team kernels.Team
+	// LocalBytes bounds the memory in which the rank keeps copies of its own rows
+	// of weights, in huge pages: 0 means 256 MiB, less than 0 none. Weights that
+	// processes share usually lie in small pages, where reading them is slower by
+	// a third. A matrix is copied when it is first used.
+	LocalBytes int64
 	// Progress is where Steps is counted, for example in memory that a
 	// supervisor reads too; nil keeps it private.
 	Progress *atomic.Uint64
@@ -92,6 +97,7 @@ type Backend struct {
 	set      string
 	shape    kernels.Shape
 	rope     []float32
+	local    local
 	team     kernels.Team
 	progress *atomic.Uint64
 	patience time.Duration
@@ -122,8 +128,9 @@ type Backend struct {
 	expand  []float32 // of gemm_f
 	row     []float32 // one row of the widest activations
 
-	segs []segment
-	out  logits
+	segs   []segment
+	pieces []piece
+	out    logits
 }
 
 // need says in which forms activations of some width are taken.
@@ -169,6 +176,7 @@ func New(o Options) (*Backend, error) {
 	} else {
 		b.shared.mem = shared[:plan.shared:plan.shared]
 	}
+	b.local.limit = cmp.Or(o.LocalBytes, 256<<20)
 	if b.progress == nil {
 		b.progress = (*atomic.Uint64)(unsafe.Pointer(&b.priv.bytes(64)[0]))
 	}
@@ -266,7 +274,7 @@ func (b *Backend) Close() error {
 	if mem == nil {
 		return nil
 	}
-	return unix.Munmap(mem)
+	return errors.Join(b.local.close(), unix.Munmap(mem))
 }
 
 // Sync implements kernels.Backend.

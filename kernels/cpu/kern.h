@@ -100,19 +100,23 @@ typedef struct {
 	// to scratch first, tk_expand groups at a time.
 	void (*gemm_f)(int type, const uint8_t *w, int g0, int g1, int cols, const float *x, long ldx, int n,
 	               float *out, long ldo, int add, float *scratch, uint64_t *steps);
-	// rope rotates the pairs of columns c0..c1 (whole heads' parts, multiples of
-	// 16) of a row. table holds cos, sin for each pair of a head.
-	void (*rope)(float *x, int c0, int c1, int head_dim, const float *table);
-	// store puts one token's key and value of one unit at a position of a page.
-	void (*store)(const tk_cache *c, uint8_t *page, int at, const float *k, const float *v);
+	// rope rotates the pairs of columns c0..c1 (multiples of 16) of n rows at
+	// consecutive positions. table holds cos, sin for each pair of a head, for the
+	// first row's position and on.
+	void (*rope)(float *x, long ldx, int n, int c0, int c1, int head_dim, const float *table);
+	// append puts n tokens' keys and values of one unit into the cache from
+	// position pos on. next is the page of what will be put next, or null.
+	void (*append)(const tk_cache *c, uint8_t *unit, const uint32_t *pages, int pos, int n,
+	               const float *k, const float *v, long ld, uint8_t *next);
 	// attend: rows rows at positions pos…, heads query heads of one unit, blocks
 	// b0..b1 of the cache. Without part, b0 is 0 and the results go to out (row r
 	// at out + r*ldo, heads side by side); with part, each block's result of row 0
-	// goes to part + block*part_block + head*part_head.
+	// goes to part + block*part_block + head*part_head. next is the memory of the
+	// keys that will be wanted after these, if that is known.
 	void (*attend)(const tk_cache *c, const uint8_t *unit, const uint32_t *pages,
 	               const float *q, long ldq, int pos, int rows, int heads, int b0, int b1,
 	               float *out, long ldo, float *part, long part_block, long part_head,
-	               float *scratch, uint64_t *steps);
+	               const uint8_t *next, float *scratch, uint64_t *steps);
 	// fold joins the blocks' results of one query vector.
 	void (*fold)(int head_dim, const float *part, long part_block, int blocks, float *out);
 	// swiglu: silu(gate)*up for columns c0..c1 (multiples of 32) of n rows, to

@@ -39,6 +39,9 @@ func (l *logits) check(i int) {
 
 // Logits implements kernels.Backend.
 func (b *Backend) Logits(x kernels.Buffer, w kernels.Vector, eps float32, head kernels.Matrix, batch *kernels.Batch) (kernels.Logits, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
 	defer b.step()
 	v, weight, m := x.(*buffer), w.(vector), head.(*matrix)
 	l := &b.out
@@ -57,7 +60,7 @@ func (b *Backend) Logits(x kernels.Buffer, w kernels.Vector, eps float32, head k
 	}
 	l.n = n
 	if n == 0 {
-		return l, b.err
+		return l, nil
 	}
 	if err := b.read("Logits", &v.use); err != nil {
 		return nil, err

@@ -70,6 +70,9 @@ func (b *Backend) alone(rows int) bool { return b.team.Size > 1 && rows <= few }
 
 // Embed implements kernels.Backend.
 func (b *Backend) Embed(x kernels.Buffer, table kernels.Matrix, batch *kernels.Batch) error {
+	if b.err != nil {
+		return b.err
+	}
 	defer b.step()
 	v, m := x.(*buffer), table.(*matrix)
 	mustMatch("the residual stream", v.cols, m.Cols)
@@ -103,6 +106,9 @@ func (b *Backend) rewrite(op string, v *buffer, d deal) error {
 
 // Norm implements kernels.Backend.
 func (b *Backend) Norm(a kernels.Act, x kernels.Buffer, w kernels.Vector, eps float32, rows int) error {
+	if b.err != nil {
+		return b.err
+	}
 	defer b.step()
 	v, in, weight := a.(*act), x.(*buffer), w.(vector)
 	mustMatch("the activations", v.cols, in.cols)
@@ -182,16 +188,20 @@ func (b *Backend) product(out *buffer, m *matrix, in *store, ld, rows, lo, hi in
 	if lo >= hi || rows == 0 {
 		return
 	}
-	g0, g1 := lo/16, (hi+15)/16
+	groups := (hi+15)/16 - lo/16
+	w, to := b.local.rows(m, lo/16, groups), out.data[lo/16*16:]
 	if m.float {
-		b.kern.gemmF(m.Type, m.Data, g0, g1, m.Cols, in.floats, ld, rows, out.data, out.ld, add, b.expand, b.progress)
+		b.kern.gemmF(m.Type, w, 0, groups, m.Cols, in.floats, ld, rows, to, out.ld, add, b.expand, b.progress)
 		return
 	}
-	b.kern.gemmQ(m.Type, m.Data, g0, g1, m.Cols, in.bytes, rows, out.data, out.ld, add, b.progress)
+	b.kern.gemmQ(m.Type, w, 0, groups, m.Cols, in.bytes, rows, to, out.ld, add, b.progress)
 }
 
 // Linear implements kernels.Backend.
 func (b *Backend) Linear(out kernels.Buffer, m kernels.Matrix, a kernels.Act, rows int) error {
+	if b.err != nil {
+		return b.err
+	}
 	defer b.step()
 	v, w, in := out.(*buffer), m.(*matrix), a.(*act)
 	mustMatch("the result", v.cols, w.Rows)
@@ -211,6 +221,9 @@ func (b *Backend) Linear(out kernels.Buffer, m kernels.Matrix, a kernels.Act, ro
 
 // LinearAdd implements kernels.Backend.
 func (b *Backend) LinearAdd(x kernels.Buffer, m kernels.Matrix, a kernels.Act, rows int) error {
+	if b.err != nil {
+		return b.err
+	}
 	defer b.step()
 	v, w, in := x.(*buffer), m.(*matrix), a.(*act)
 	mustMatch("the residual stream", v.cols, w.Rows)
@@ -229,6 +242,9 @@ func (b *Backend) LinearAdd(x kernels.Buffer, m kernels.Matrix, a kernels.Act, r
 
 // SwiGLU implements kernels.Backend.
 func (b *Backend) SwiGLU(a kernels.Act, gate, up kernels.Buffer, rows int) error {
+	if b.err != nil {
+		return b.err
+	}
 	defer b.step()
 	v, g, u := a.(*act), gate.(*buffer), up.(*buffer)
 	mustMatch("gate", g.cols, v.cols)

@@ -84,6 +84,9 @@ type matrix struct {
 	part  kernels.Partition
 	float bool // takes float activations
 	group int  // bytes
+
+	copied     []byte // of the rank's own rows, from this group on
+	copiedFrom int
 }
 
 func (*matrix) Matrix() {}

@@ -68,7 +68,10 @@ func bench(binary, model, peer string, rounds int, asJSON bool) error {
 	}
 	defer m.Close()
 	cores := runtime.NumCPU()
-	machine := roof.Measure(cores)
+	machine, err := roof.Measure(cores, m.Info.WeightBytes)
+	if err != nil {
+		return err
+	}
 
 	a, err := start(binary, model)
 	if err != nil {
@@ -122,27 +125,28 @@ func median(fs []figures) (out figures) {
 
 // bounds are what the machine would allow if nothing but the weights had to be
 // read, and nothing but the products of the linear layers computed.
-func bounds(m *family.Model, r roof.Figures) (out figures) {
+func bounds(m *family.Model, r roof.Roof) (out figures) {
 	s := m.Info.Shape
 	q, kv := s.Heads*s.HeadDim, s.Units*s.HeadDim
 	perLayer := float64(s.Width*(2*q+2*kv) + 3*s.Width*s.Hidden)
 	ops := 2 * perLayer * float64(s.Layers)
 	head := 2 * float64(s.Vocab) * float64(s.Width)
 	bytes := float64(m.Info.WeightBytes)
-	out[0] = r.Int8 * 1e9 / ops
+	rate := r.Int8() * float64(r.Threads)
+	out[0] = rate / ops
 	for k, n := range []float64{1, 8, 16} {
-		step := max(bytes/(r.Read*1e9), n*(ops+head)/(r.Int8*1e9))
+		step := max(bytes/r.ReadAll, n*(ops+head)/rate)
 		out[k+1] = n / step
 	}
 	return out
 }
 
-func report(m *family.Model, r roof.Figures, cores int, ours, theirs figures, rounds int, asJSON bool) error {
+func report(m *family.Model, r roof.Roof, cores int, ours, theirs figures, rounds int, asJSON bool) error {
 	bound := bounds(m, r)
 	if asJSON {
 		return json.NewEncoder(os.Stdout).Encode(map[string]any{"machine": r, "cores": cores, "names": names, "ours": ours, "bound": bound, "peer": theirs, "rounds": rounds})
 	}
-	fmt.Printf("%s, %d cores: reads %.1f GB/s, int8 %.0f GOP/s, float32 %.0f GFLOP/s\n", r.Processor, cores, r.Read, r.Int8, r.Float32)
+	fmt.Printf("%s, %d cores, %s\n", processor(), cores, r)
 	fmt.Printf("%s %s, %d MB of weights; medians of %d rounds, tokens a second\n\n", m.Info.Name, m.Info.Quantisation, m.Info.WeightBytes/1e6, rounds)
 	fmt.Printf("%-12s %9s %9s %7s", "", "tandem", "bound", "")
 	if theirs[0] > 0 {
@@ -157,6 +161,16 @@ func report(m *family.Model, r roof.Figures, cores int, ours, theirs figures, ro
 		fmt.Println()
 	}
 	return nil
+}
+
+func processor() string {
+	b, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(b)) {
+		if name, ok := strings.CutPrefix(line, "model name"); ok {
+			return strings.Trim(name, " \t:\n")
+		}
+	}
+	return runtime.GOARCH
 }
 
 // appliance is `tandem serve` in a home of its own.
