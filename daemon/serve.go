@@ -218,7 +218,7 @@ func (s *server) makePlan() error {
 		share := c.KV.CPUBytes.Bytes() / int64(g.Replicas())
 		if share < need {
 			return fmt.Errorf("kv.cpu_bytes: each of %d replicas gets %s, and one sequence of the window's %d tokens takes %s: set kv.cpu_bytes to %s or more, or model.context_length lower",
-				g.Replicas(), config.Size(share), window, config.Size(need), config.Size(need*int64(g.Replicas())))
+				g.Replicas(), config.Size(share).Human(), window, config.Size(need).Human(), config.Size(need*int64(g.Replicas())).Human())
 		}
 		g.Pages = int(share / layout.PageBytes())
 		if g == &p.Prefill {
@@ -232,7 +232,7 @@ func (s *server) makePlan() error {
 	total := plan.Bytes() + groups*c.KV.CPUBytes.Bytes()
 	if m := config.ThisMachine().Memory; m > 0 && total > m.Bytes() {
 		return fmt.Errorf("%s does not fit: %s of weights and %s of KV cache are %s, and this machine has %s: lower kv.cpu_bytes, or take a smaller model",
-			s.file, config.Size(plan.Bytes()), config.Size(groups*c.KV.CPUBytes.Bytes()), config.Size(total), m)
+			s.file, config.Size(plan.Bytes()).Human(), config.Size(groups*c.KV.CPUBytes.Bytes()).Human(), config.Size(total).Human(), m.Human())
 	}
 	s.plan = p
 	s.log.Event(observe.ModelLoaded, fmt.Sprintf("%s: %s %s, %d million parameters, %d tokens of window, %d bytes of KV a token; prefill %d×TP%d, decode %d×TP%d, %s",

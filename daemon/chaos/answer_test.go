@@ -140,8 +140,7 @@ func TestKilledDuringPrefill(t *testing.T) {
 	q := questions[3]
 	want := a.mustGet(q).text
 	for _, rank := range []string{"prefill/0.0", "decode/0.0"} {
-		done := make(chan answer, 1)
-		go func() { done <- a.mustGet(q) }()
+		done := a.begin([]question{q})
 		a.within(10*time.Second, "prefilling", func() bool {
 			for _, s := range a.status().States {
 				if s.State == "prefilling" && s.Count > 0 {
@@ -153,7 +152,7 @@ func TestKilledDuringPrefill(t *testing.T) {
 		if err := syscall.Kill(a.pid(rank), syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		if got := <-done; got.text != want {
+		if got := (<-done).must(t)[0]; got.text != want {
 			t.Errorf("%s: answered\n%q\ninstead of\n%q", rank, got.text, want)
 		}
 		a.waitReady()

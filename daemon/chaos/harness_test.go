@@ -376,27 +376,44 @@ func (a *appliance) mustGet(q question) answer {
 // all asks all questions at once.
 func (a *appliance) all(qs []question) []answer {
 	a.t.Helper()
-	out, errs := make([]answer, len(qs)), make([]error, len(qs))
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
-	defer cancel()
-	var wg sync.WaitGroup
-	for i, q := range qs {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			out[i], errs[i] = a.get(ctx, q)
-		}()
+	return (<-a.begin(qs)).must(a.t)
+}
+
+// outcome is what came of questions that were asked at once.
+type outcome struct {
+	answers []answer
+	err     error
+}
+
+func (o outcome) must(t testing.TB) []answer {
+	t.Helper()
+	if o.err != nil {
+		t.Fatal(o.err)
 	}
-	wg.Wait()
-	for i, err := range errs {
-		if err != nil {
-			a.t.Errorf("question %d: %v", i, err)
+	return o.answers
+}
+
+// begin asks all questions at once and does not wait for the answers.
+func (a *appliance) begin(qs []question) <-chan outcome {
+	done := make(chan outcome, 1)
+	go func() {
+		out, errs := make([]answer, len(qs)), make([]error, len(qs))
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+		defer cancel()
+		var wg sync.WaitGroup
+		for i, q := range qs {
+			wg.Add(1)
+			go func() {
+				defer wg.Done()
+				if out[i], errs[i] = a.get(ctx, q); errs[i] != nil {
+					errs[i] = fmt.Errorf("question %d: %w", i, errs[i])
+				}
+			}()
 		}
-	}
-	if a.t.Failed() {
-		a.t.FailNow()
-	}
-	return out
+		wg.Wait()
+		done <- outcome{out, errors.Join(errs...)}
+	}()
+	return done
 }
 
 func exists(pid int) bool { return syscall.Kill(pid, 0) == nil }

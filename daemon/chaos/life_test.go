@@ -73,13 +73,12 @@ func TestRestartUnderLoad(t *testing.T) {
 		want = append(want, a.mustGet(q).text)
 	}
 	for range 3 {
-		done := make(chan []answer, 1)
-		go func() { done <- a.all(questions) }()
+		done := a.begin(questions)
 		a.within(5*time.Second, "running", func() bool { return a.status().Running > 0 })
 		if err := a.post("/restart", "reason=test"); err != nil {
 			t.Fatal(err)
 		}
-		compare(t, "restarted", want, texts(<-done))
+		compare(t, "restarted", want, texts((<-done).must(t)))
 		a.waitReady()
 	}
 	a.settled()
@@ -91,9 +90,8 @@ func TestRestartUnderLoad(t *testing.T) {
 // An operator cancels one request; the others do not notice.
 func TestOperatorCancels(t *testing.T) {
 	a := start(t)
-	other := make(chan answer, 1)
 	want := a.mustGet(questions[1]).text
-	go func() { other <- a.mustGet(questions[1]) }()
+	other := a.begin(questions[1:2])
 	var id string
 	q := question{prompt: []int32{1, 2, 3}, tokens: 2000}
 	q.more = map[string]any{}
@@ -127,7 +125,7 @@ func TestOperatorCancels(t *testing.T) {
 	if err := <-failed; err == nil || !strings.Contains(err.Error(), "cancelled") {
 		t.Errorf("the cancelled stream: %v", err)
 	}
-	if got := (<-other).text; got != want {
+	if got := (<-other).must(t)[0].text; got != want {
 		t.Errorf("another answer changed: %q", got)
 	}
 	a.settled()

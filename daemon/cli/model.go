@@ -178,7 +178,7 @@ func (p *Program) describe(w io.Writer, m *family.Model) error {
 	fmt.Fprintf(t, "parameters\t%.1f million, mostly %s\n", float64(i.Parameters)/1e6, i.Quantisation)
 	fmt.Fprintf(t, "vocabulary\t%d\n", i.Vocab)
 	fmt.Fprintf(t, "window\t%d tokens\n", i.Context)
-	fmt.Fprintf(t, "weights\t%s on the CPU backend, shared by all ranks\n", config.Size(bytes))
-	fmt.Fprintf(t, "KV cache\t%d bytes a token, pages of %d tokens; %s for one whole window\n", l.PageBytes()/int64(l.PageTokens), l.PageTokens, config.Size(int64(l.Pages(i.Context))*l.PageBytes()))
+	fmt.Fprintf(t, "weights\t%s on the CPU backend, shared by all ranks\n", config.Size(bytes).Human())
+	fmt.Fprintf(t, "KV cache\t%d bytes a token, pages of %d tokens; %s for one whole window\n", l.PageBytes()/int64(l.PageTokens), l.PageTokens, config.Size(int64(l.Pages(i.Context))*l.PageBytes()).Human())
 	return t.Flush()
 }

@@ -360,3 +360,11 @@ func write(t *testing.T, path, text string) {
 		t.Fatal(err)
 	}
 }
+
+func TestSizesForPeople(t *testing.T) {
+	for size, want := range map[Size]string{0: "0B", 1023: "1023B", 1024: "1.00KiB", 1536 << 10: "1.50MiB", 188 << 20: "188MiB", 16106223968 << 10: "15.0TiB", 2 << 30: "2.00GiB", 25 << 30: "25.0GiB"} {
+		if got := size.Human(); got != want {
+			t.Errorf("%d: %s, want %s", int64(size), got, want)
+		}
+	}
+}

@@ -88,6 +88,16 @@ func (s Size) String() string {
 	return strconv.FormatInt(int64(s), 10) + "B"
 }
 
+// Human writes the size for people, to three digits: "15.2GiB".
+func (s Size) Human() string {
+	for _, u := range sizeUnits[:4] {
+		if v := float64(s) / float64(u.bytes); v >= 1 {
+			return strconv.FormatFloat(v, 'f', max(0, 2-len(strconv.Itoa(int(v)))+1), 64) + u.name
+		}
+	}
+	return s.String()
+}
+
 // MarshalText is String, for JSON.
 func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 

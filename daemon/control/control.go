@@ -285,7 +285,9 @@ func (l *Loop) admit(spec request.Spec, s *Stream) *fault.Error {
 	case l.stopping || l.drain:
 		l.o.Meter.Rejected(fault.Draining)
 		return fault.New(fault.Draining, "the appliance is stopping")
-	case l.sup.State == supervise.Down:
+	case l.sup.State == supervise.Waiting && l.sup.Failed > 0:
+		// Generations do not come up. Otherwise one is there in moments, and the
+		// request waits for it under its own deadline.
 		l.o.Meter.Rejected(fault.NotReady)
 		return fault.New(fault.NotReady, "%s", l.unready.Error())
 	case !l.o.Admit.Admit(len(l.requests)):

@@ -9,7 +9,8 @@ import (
 )
 
 // textForm is for people at a terminal or in a file: one line an event, the
-// message first, then its fields.
+// message first, then its fields. What the message has said already is not said
+// again, and a field of many lines other than stacks is left to the journal.
 //
 //	2026-11-29 15:04:05.123 warn  worker decode 0.1 ended  reason="signal: killed" event=worker.exit
 type textForm struct {
@@ -58,13 +59,23 @@ func (f textForm) format(r slog.Record, fields []pair) []byte {
 		case p.value.Kind() == slog.KindDuration:
 			add(p.key, shortDuration(p.value.Duration()))
 		default:
-			add(p.key, valueText(p.value))
+			if v := valueText(p.value); tells(p.key, v, r.Message) {
+				add(p.key, v)
+			}
 		}
 	}
 	if event != "" {
 		add(eventKey, event)
 	}
 	return append(b, '\n')
+}
+
+// tells reports whether a field says something beyond the message.
+func tells(key, value, message string) bool {
+	if key == "reason" && strings.Contains(message, value) {
+		return false
+	}
+	return key == "stacks" || !strings.Contains(value, "\n")
 }
 
 // levelText is a level in five columns, and its colour.
