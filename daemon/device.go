@@ -30,5 +30,5 @@ func needs(m *family.Model) (int64, model.Layout, error) {
 	if err != nil {
 		return 0, model.Layout{}, err
 	}
-	return plan.Bytes(), m.Layout(cpu.ElemBytes("quantised")), nil
+	return plan.Bytes(), m.Layout(cpu.ElemBytes(cpu.Fine)), nil
 }

@@ -242,11 +242,12 @@ func (s *server) makePlan() error {
 	return nil
 }
 
+// set is the kernel set that the configuration asks for.
 func set(c *config.Config) string {
-	if c.Backend.Kernels == "float32" {
-		return "float32"
+	if c.Backend.Kernels == "auto" {
+		return cpu.Fine
 	}
-	return "quantised"
+	return c.Backend.Kernels
 }
 
 // cores lists the processors that this process may run on.

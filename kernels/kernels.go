@@ -114,6 +114,17 @@ const (
 	ByUnit
 )
 
+// Precision says how much of activations a backend may round away where they meet
+// quantised weights. It is for backends that round at all.
+type Precision uint8
+
+const (
+	// Coarse keeps about 8 bits of a value.
+	Coarse Precision = iota + 1
+	// Fine keeps about 15 bits, at up to twice the work.
+	Fine
+)
+
 // Geometry is the shape of the KV cache. The cache is cut into units (a Llama
 // layer's KV heads: unit u is head u of every layer), and a unit belongs to
 // exactly one rank of a replica, which writes it, moves it and answers for its
@@ -205,7 +216,7 @@ type Backend interface {
 	Matrix(w Packed, p Partition) Matrix
 	Vector(w Packed) Vector
 	NewBuffer(cols int) Buffer
-	NewAct(cols int) Act
+	NewAct(cols int, p Precision) Act
 
 	// OpenKV tells the backend where each unit's pages lie: units[u] holds all
 	// pages of unit u, Geometry.UnitPageBytes apart. A rank writes only the units
@@ -229,7 +240,7 @@ type Backend interface {
 	SwiGLU(a Act, gate, up Buffer, rows int) error
 	// LinearAdd adds m·a_r to row r of x. a may be sharded; x is whole after it.
 	LinearAdd(x Buffer, m Matrix, a Act, rows int) error
-	// Logits computes head·norm(x_r)·w for the rows b.Out; Row(i) of the result,
+	// Logits computes head·norm(x_r)·w, fine, for the rows b.Out; Row(i) of the result,
 	// valid until the next pass, is the logits of b.Out[i]. Only rank 0 may read it.
 	Logits(x Buffer, w Vector, eps float32, head Matrix, b *Batch) (Logits, error)
 

@@ -128,12 +128,18 @@ func (b *Backend) Attend(layer int, a kernels.Act, q kernels.Buffer, batch *kern
 		}
 	}
 	total *= b.shape.Units
-	v.forget()
+	v.renew(rows)
+	if o := b.partsOf; o != nil && o != v && o.parts { // its parts are about to be overwritten
+		if err := b.join("Attend", o, false); err != nil {
+			return err
+		}
+	}
 	v.parts = b.team.Size > 1 && rows <= b.partRows && most*b.team.Size*8 > total
 	if v.parts {
 		if err := b.write("Attend", &b.partsUse); err != nil {
 			return err
 		}
+		b.partsOf = v
 		b.attendParts(at, qb, segs, batch)
 		return nil
 	}
@@ -246,10 +252,8 @@ func (b *Backend) attendParts(at int, q *buffer, segs []segment, batch *kernels.
 
 // join folds the parts of attention into rows of a, all of them privately if
 // they are few, else a share of them; and quantises them if asked to.
-func (b *Backend) join(op string, a *act, quantise bool, rows int) error {
-	if rows != len(b.rowBlocks) {
-		panic(fmt.Sprintf("cpu: %d rows where attention computed %d", rows, len(b.rowBlocks)))
-	}
+func (b *Backend) join(op string, a *act, quantise bool) error {
+	rows := a.rows
 	if err := b.read(op, &b.partsUse); err != nil {
 		return err
 	}
@@ -269,7 +273,7 @@ func (b *Backend) join(op string, a *act, quantise bool, rows int) error {
 		}
 	}
 	if quantise && lo < hi {
-		b.kern.quant(to.floats, a.ld, a.cols, lo, hi, to.bytes)
+		b.kern.quant(to.floats, a.ld, a.cols, lo, hi, to.bytes, to.fine)
 	}
 	return nil
 }

@@ -40,7 +40,7 @@ func benchBackend(b *testing.B, set string, pages int) *cpu.Backend {
 }
 
 // benchMatrix is a packed matrix of small random weights.
-func benchMatrix(b *testing.B, t kernels.Type, rows, cols int) kernels.Packed {
+func benchMatrix(b testing.TB, t kernels.Type, rows, cols int) kernels.Packed {
 	b.Helper()
 	r := rand.New(rand.NewPCG(1, 1))
 	ts := kernels.Tensor{Name: "w", Type: t, Rows: rows, Cols: cols, Data: make([]byte, t.RowBytes(cols)*int64(rows))}
@@ -82,7 +82,7 @@ func BenchmarkLinear(b *testing.B) {
 					defer k.Close()
 					w := benchMatrix(b, t, rows, cols)
 					m := k.Matrix(w, kernels.ByRow)
-					x, out, a := k.NewBuffer(cols), cpu.WideBuffer(k, rows, n), k.NewAct(cols)
+					x, out, a := k.NewBuffer(cols), cpu.WideBuffer(k, rows, n), k.NewAct(cols, kernels.Coarse)
 					one := k.Vector(benchMatrix(b, kernels.F32, 1, cols))
 					if err := k.Norm(a, x, one, 1, n); err != nil {
 						b.Fatal(err)
@@ -139,7 +139,7 @@ func BenchmarkAttend(b *testing.B) {
 		pos, rows int
 	}{{"decode/context=512", 511, 1}, {"decode/context=4096", 4095, 1}, {"prefill/512", 0, 512}} {
 		b.Run(c.name, func(b *testing.B) {
-			k := benchBackend(b, cpu.Quantised, 64)
+			k := benchBackend(b, cpu.Fast, 64)
 			batch := &kernels.Batch{Pages: [][]uint32{{}}}
 			for p := range 64 {
 				batch.Pages[0] = append(batch.Pages[0], uint32(p))
@@ -149,7 +149,7 @@ func BenchmarkAttend(b *testing.B) {
 				batch.Tokens, batch.Pos, batch.Seq = append(batch.Tokens, 0), append(batch.Pos, int32(c.pos+r)), append(batch.Seq, 0)
 				keys += c.pos + r + 1
 			}
-			q, a := k.NewBuffer(s.Heads*s.HeadDim), k.NewAct(s.Heads*s.HeadDim)
+			q, a := k.NewBuffer(s.Heads*s.HeadDim), k.NewAct(s.Heads*s.HeadDim, kernels.Coarse)
 			measure(b, float64(keys*s.Heads*s.HeadDim*4), float64((c.pos+c.rows)*s.Units*s.HeadDim*4), func() error {
 				return k.Attend(0, a, q, batch)
 			})
@@ -161,12 +161,12 @@ func BenchmarkAttend(b *testing.B) {
 func BenchmarkRows(b *testing.B) {
 	s := demoShape()
 	const n = 64
-	k := benchBackend(b, cpu.Quantised, 8)
+	k := benchBackend(b, cpu.Fast, 8)
 	k.Matrix(benchMatrix(b, kernels.Q4_1, 16, s.Width), kernels.ByRow)
 	k.Matrix(benchMatrix(b, kernels.Q4_1, 16, s.Hidden), kernels.ByRow)
-	x, a := k.NewBuffer(s.Width), k.NewAct(s.Width)
+	x, a := k.NewBuffer(s.Width), k.NewAct(s.Width, kernels.Coarse)
 	one := k.Vector(benchMatrix(b, kernels.F32, 1, s.Width))
-	g, u, h := k.NewBuffer(s.Hidden), k.NewBuffer(s.Hidden), k.NewAct(s.Hidden)
+	g, u, h := k.NewBuffer(s.Hidden), k.NewBuffer(s.Hidden), k.NewAct(s.Hidden, kernels.Coarse)
 	b.Run("norm/rows=64", func(b *testing.B) {
 		measure(b, 0, 0, func() error { return k.Norm(a, x, one, 1, n) })
 	})

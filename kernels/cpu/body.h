@@ -9,7 +9,7 @@
 //                     r_keep(v,n,o): lanes below n of v, the others of o
 //                     r_swap (of neighbours) r_even r_odd (doubled) r_flip_even (sign)
 //   ri                LANES int32; i_set1 i_cvt (to float) i_add i_mul i_s8 (load
-//                     and widen bytes)
+//                     and widen bytes) i_128 (times 128)
 //   rb                LANES*4 bytes, four of each row; b_load b_low b_high (halves
 //                     of bytes) b_bits(v,shift,low) (two bits over the low half)
 //   dot8(q,x,c)       q[0..8)·x[0..32) + c: unsigned bytes up to 15 by signed
@@ -99,47 +99,59 @@ FN float exp1(float x) {
 // the largest magnitude over 127 and each value goes to the nearest multiple,
 // ties to even. A block of which all magnitudes are below 2^-100 becomes zeros,
 // so that 127 over the largest stays finite. One that is not finite makes
-// everything that is computed from it NaN.
-FN void quant_block(const float *x, int8_t *q, float *nums) {
+// everything that is computed from it NaN. With fine, the difference to that
+// multiple goes in 128ths to the slot second bytes further on.
+FN void quant_block(const float *x, int8_t *q, float *nums, const int fine, long second) {
 	const uint32_t least = 0x0d800000u, infinite = 0x7f800000u; // 2^-100
 	uint32_t bits = q_amax(x);
-	int lo = 0, hi = 0;
+	int lo = 0, hi = 0, lo2 = 0, hi2 = 0;
 	float d = 0, amax;
-	int32_t *whole = (int32_t *)nums;
-	if (bits >= infinite) {
+	if (bits >= infinite || bits < least) {
 		memset(q, 0, 32);
-		d = NAN;
-	} else if (bits < least) {
-		memset(q, 0, 32);
+		if (fine) memset(q + second, 0, 32);
+		if (bits >= infinite) d = NAN;
 	} else {
 		memcpy(&amax, &bits, 4);
 		d = amax / 127.0f;
-		q_pack(x, 127.0f / amax, q, &lo, &hi);
+		const float scale = 127.0f / amax;
+		q_pack(x, scale, q, &lo, &hi);
+		if (fine) {
+			float rest[32];
+			UNROLL for (int i = 0; i < 32; i += LANES) // the difference of neighbours is exact
+				r_store(rest + i, r_sub(r_mul(r_load(x + i), r_set1(scale)), i_cvt(i_s8(q + i))));
+			q_pack(rest, 128.0f, q + second, &lo2, &hi2);
+			d *= 0x1p-7f;
+		}
 	}
+	int32_t *whole = (int32_t *)nums;
 	nums[tk_tile * tk_d] = d;
-	nums[tk_tile * tk_s] = d * (float)(lo + hi);
-	whole[tk_tile * tk_sum8] = -8 * (lo + hi);
-	whole[tk_tile * tk_sum128] = -128 * (lo + hi);
-	whole[tk_tile * tk_sum32lo] = -32 * lo;
-	whole[tk_tile * tk_sum32hi] = -32 * hi;
+	nums[tk_tile * tk_s] = d * (float)(fine ? 128 * (lo + hi) + lo2 + hi2 : lo + hi);
+	for (int p = 0; p <= fine; p++, whole += tk_tile * tk_second, lo = lo2, hi = hi2) {
+		whole[tk_tile * tk_sum8] = -8 * (lo + hi);
+		whole[tk_tile * tk_sum128] = -128 * (lo + hi);
+		whole[tk_tile * tk_sum32lo] = -32 * lo;
+		whole[tk_tile * tk_sum32hi] = -32 * hi;
+	}
 }
 
-FN int8_t *tile_q(uint8_t *t, int cols, int row, int block) {
-	return (int8_t *)(t + (size_t)(row / tk_tile) * tk_tile_bytes(cols) + (size_t)block * (tk_tile * 32) + row % tk_tile * 32);
+FN int8_t *tile_q(uint8_t *t, int cols, int fine, int row, int block) {
+	return (int8_t *)(t + (size_t)(row / tk_tile) * tk_tile_bytes(cols, fine) + (size_t)block * (tk_tile * 32) + row % tk_tile * 32);
 }
 
-FN float *tile_nums(uint8_t *t, int cols, int row, int block) {
-	return (float *)(t + (size_t)(row / tk_tile) * tk_tile_bytes(cols) + (size_t)cols * tk_tile + (size_t)block * (tk_nums * tk_tile * 4)) + row % tk_tile;
+FN float *tile_nums(uint8_t *t, int cols, int fine, int row, int block) {
+	return (float *)(t + (size_t)(row / tk_tile) * tk_tile_bytes(cols, fine) + (size_t)cols * tk_tile * (1 + fine) +
+	                 (size_t)block * ((fine ? tk_fine_nums : tk_nums) * tk_tile * 4)) + row % tk_tile;
 }
 
 // claim_blocks asks for the lines that rows row..end of one tile will be written
 // to, blocks b0..b1, so that they come from another core's cache together and
 // not one by one.
-FN void claim_blocks(uint8_t *t, int cols, int row, int end, int b0, int b1) {
+FN void claim_blocks(uint8_t *t, int cols, int fine, int row, int end, int b0, int b1) {
 	for (int b = b0; b < b1; b++) {
-		for (int r = row & ~1; r < end; r += 2) __builtin_prefetch(tile_q(t, cols, r, b), 1, 3);
-		const float *nums = tile_nums(t, cols, row / tk_tile * tk_tile, b);
-		for (int i = 0; i < tk_nums * tk_tile; i += 16) __builtin_prefetch(nums + i, 1, 3);
+		for (int p = 0; p <= fine; p++)
+			for (int r = row & ~1; r < end; r += 2) __builtin_prefetch(tile_q(t, cols, fine, r, b) + (long)p * cols * tk_tile, 1, 3);
+		const float *nums = tile_nums(t, cols, fine, row / tk_tile * tk_tile, b);
+		for (int i = 0; i < (fine ? tk_fine_nums : tk_nums) * tk_tile; i += 16) __builtin_prefetch(nums + i, 1, 3);
 	}
 }
 
@@ -148,16 +160,21 @@ FN int tile_end(int row, int n) {
 	return end < n ? end : n;
 }
 
-FN void quant_row(const float *x, int cols, int row, uint8_t *t) {
-	for (int b = 0; b < cols / 32; b++) quant_block(x + b * 32, tile_q(t, cols, row, b), tile_nums(t, cols, row, b));
+FN void quant_slot(const float *x, int cols, int fine, int row, int block, uint8_t *t) {
+	if (fine) quant_block(x, tile_q(t, cols, 1, row, block), tile_nums(t, cols, 1, row, block), 1, (long)cols * tk_tile);
+	else quant_block(x, tile_q(t, cols, 0, row, block), tile_nums(t, cols, 0, row, block), 0, 0);
 }
 
-static void VARIANT(quant)(const float *x, long ldx, int cols, int r0, int r1, uint8_t *t) {
-	for (int r = r0; r < r1; r++) quant_row(x + r * ldx, cols, r, t);
+FN void quant_row(const float *x, int cols, int fine, int row, uint8_t *t) {
+	for (int b = 0; b < cols / 32; b++) quant_slot(x + b * 32, cols, fine, row, b, t);
+}
+
+static void VARIANT(quant)(const float *x, long ldx, int cols, int r0, int r1, uint8_t *t, int fine) {
+	for (int r = r0; r < r1; r++) quant_row(x + r * ldx, cols, fine, r, t);
 }
 
 static void VARIANT(norm)(const float *x, long ldx, const float *w, float eps, int cols, int n, int to,
-                          float *f, long ldf, uint8_t *t, float *tmp) {
+                          float *f, long ldf, uint8_t *t, int fine, float *tmp) {
 	for (const int end = to + n; to < end; to++, x += ldx) {
 		rf acc[4][PARTS];
 		for (int i = 0; i < 4; i++)
@@ -180,14 +197,14 @@ static void VARIANT(norm)(const float *x, long ldx, const float *w, float eps, i
 		rf inv = r_set1(1.0f / sqrtf(sum16(s) / (float)cols + eps));
 		float *y = f ? f + to * ldf : tmp;
 		for (i = 0; i < cols; i += LANES) r_store(y + i, r_mul(r_mul(r_load(x + i), inv), r_load(w + i)));
-		if (t) quant_row(y, cols, to, t);
+		if (t) quant_row(y, cols, fine, to, t);
 	}
 }
 
 static void VARIANT(swiglu)(const float *gate, const float *up, long ld, int c0, int c1, int n,
-                            float *f, long ldf, uint8_t *t, int cols) {
+                            float *f, long ldf, uint8_t *t, int fine, int cols) {
 	for (int r = 0; r < n; r++) {
-		if (t && r % tk_tile == 0) claim_blocks(t, cols, r, tile_end(r, n), c0 / 32, c1 / 32);
+		if (t && r % tk_tile == 0) claim_blocks(t, cols, fine, r, tile_end(r, n), c0 / 32, c1 / 32);
 		const float *g = gate + r * ld, *u = up + r * ld;
 		for (int c = c0; c < c1; c += 32) {
 			float tmp[32], *y = f ? f + r * ldf + c : tmp;
@@ -196,7 +213,7 @@ static void VARIANT(swiglu)(const float *gate, const float *up, long ld, int c0,
 				rf e = r_add(r_set1(1.0f), r_exp(r_sub(r_set1(0), v)));
 				r_store(y + i, r_mul(r_div(v, e), r_load(u + c + i)));
 			}
-			if (t) quant_block(y, tile_q(t, cols, r, c / 32), tile_nums(t, cols, r, c / 32));
+			if (t) quant_slot(y, cols, fine, r, c / 32, t);
 		}
 	}
 }
@@ -204,21 +221,24 @@ static void VARIANT(swiglu)(const float *gate, const float *up, long ld, int c0,
 // ---- products with quantised activations ----
 
 // A block's contribution to lanes h of a group, per format. Each computes, for
-// every c < nc, the same operations whatever nc is.
+// every c < nc, the same operations whatever nc is. With fine, the sum over the
+// first plane times 128 is where the sum over the second starts; it stays below
+// 2^31 (Q6_K comes closest, with 2.14e9).
 
 FN void finish(float *out, long ldo, rf v, int c, int h, int add) {
 	float *o = out + c * ldo + LANES * h;
 	r_store(o, add ? r_add(r_load(o), v) : v);
 }
 
-FN void tile_q4_1(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn, const int nc, float *out, long ldo, int add) {
+FN void tile_q4_1(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn, const int nc, const int fine, float *out, long ldo, int add) {
 	for (int h = 0; h < PARTS; h++) {
 		rf acc[QCOLS], acm[QCOLS];
 		UNROLL for (int c = 0; c < nc; c++) acc[c] = acm[c] = r_set1(0);
 		const uint8_t *p = w;
 		const int8_t *x = (const int8_t *)tq;
 		const float *nums = (const float *)tn;
-		for (int b = 0; b < nb; b++, p += tk_q4_1_block, x += 32 * tk_tile, nums += tk_nums * tk_tile) {
+		const long second = (long)nb * 32 * tk_tile;
+		for (int b = 0; b < nb; b++, p += tk_q4_1_block, x += 32 * tk_tile, nums += (fine ? tk_fine_nums : tk_nums) * tk_tile) {
 			rb q[8];
 			UNROLL for (int j = 0; j < 4; j++) {
 				rb v = b_load(p + 64 + 64 * j + 4 * LANES * h);
@@ -228,6 +248,7 @@ FN void tile_q4_1(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn
 			rf d = r_f16((const uint16_t *)p + LANES * h), m = r_f16((const uint16_t *)p + 16 + LANES * h);
 			UNROLL for (int c = 0; c < nc; c++) {
 				ri s = dot8(q, x + 32 * c, i_set1(0));
+				if (fine) s = dot8(q, x + second + 32 * c, i_128(s));
 				acc[c] = r_fma(r_mul(d, r_set1(nums[tk_tile * tk_d + c])), i_cvt(s), acc[c]);
 				acm[c] = r_fma(m, r_set1(nums[tk_tile * tk_s + c]), acm[c]);
 			}
@@ -236,13 +257,14 @@ FN void tile_q4_1(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn
 	}
 }
 
-FN void tile_q4_0(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn, const int nc, float *out, long ldo, int add) {
+FN void tile_q4_0(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn, const int nc, const int fine, float *out, long ldo, int add) {
 	for (int h = 0; h < PARTS; h++) {
 		rf acc[QCOLS];
 		UNROLL for (int c = 0; c < nc; c++) acc[c] = r_set1(0);
 		const int8_t *x = (const int8_t *)tq;
 		const float *nums = (const float *)tn;
-		for (int b = 0; b < nb; b++, x += 32 * tk_tile, nums += tk_nums * tk_tile) {
+		const long second = (long)nb * 32 * tk_tile;
+		for (int b = 0; b < nb; b++, x += 32 * tk_tile, nums += (fine ? tk_fine_nums : tk_nums) * tk_tile) {
 			const uint8_t *p = w + (size_t)(b / 2) * tk_q4_0_pair, *v = p + 64 + b % 2 * 256 + 4 * LANES * h;
 			rb q[8];
 			UNROLL for (int j = 0; j < 4; j++) {
@@ -252,7 +274,9 @@ FN void tile_q4_0(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn
 			}
 			rf d = r_f16((const uint16_t *)p + b % 2 * 16 + LANES * h);
 			UNROLL for (int c = 0; c < nc; c++) {
-				ri s = dot8(q, x + 32 * c, i_set1(((const int32_t *)nums)[tk_tile * tk_sum8 + c]));
+				const int32_t *whole = (const int32_t *)nums + tk_tile * tk_sum8 + c;
+				ri s = dot8(q, x + 32 * c, i_set1(*whole));
+				if (fine) s = dot8(q, x + second + 32 * c, i_add(i_128(s), i_set1(whole[tk_tile * tk_second])));
 				acc[c] = r_fma(r_mul(d, r_set1(nums[tk_tile * tk_d + c])), i_cvt(s), acc[c]);
 			}
 		}
@@ -260,19 +284,22 @@ FN void tile_q4_0(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn
 	}
 }
 
-FN void tile_q8_0(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn, const int nc, float *out, long ldo, int add) {
+FN void tile_q8_0(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn, const int nc, const int fine, float *out, long ldo, int add) {
 	for (int h = 0; h < PARTS; h++) {
 		rf acc[QCOLS];
 		UNROLL for (int c = 0; c < nc; c++) acc[c] = r_set1(0);
 		const int8_t *x = (const int8_t *)tq;
 		const float *nums = (const float *)tn;
-		for (int b = 0; b < nb; b++, x += 32 * tk_tile, nums += tk_nums * tk_tile) {
+		const long second = (long)nb * 32 * tk_tile;
+		for (int b = 0; b < nb; b++, x += 32 * tk_tile, nums += (fine ? tk_fine_nums : tk_nums) * tk_tile) {
 			const uint8_t *p = w + (size_t)(b / 2) * tk_q8_0_pair, *v = p + 64 + b % 2 * 512 + 4 * LANES * h;
 			rb q[8];
 			UNROLL for (int j = 0; j < 8; j++) q[j] = prep8u(b_load(v + 64 * j));
 			rf d = r_f16((const uint16_t *)p + b % 2 * 16 + LANES * h);
 			UNROLL for (int c = 0; c < nc; c++) {
-				ri s = dot8u(q, x + 32 * c, ((const int32_t *)nums)[tk_tile * tk_sum128 + c]);
+				const int32_t *whole = (const int32_t *)nums + tk_tile * tk_sum128 + c;
+				ri s = dot8u(q, x + 32 * c, *whole);
+				if (fine) s = i_add(i_128(s), dot8u(q, x + second + 32 * c, whole[tk_tile * tk_second]));
 				acc[c] = r_fma(r_mul(d, r_set1(nums[tk_tile * tk_d + c])), i_cvt(s), acc[c]);
 			}
 		}
@@ -280,15 +307,17 @@ FN void tile_q8_0(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn
 	}
 }
 
-// The sum of a Q6_K block stays below 2^24 (2 scales up to 128, 16 products of
-// at most 32·127 each), so it is exact as a float too.
-FN void tile_q6_k(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn, const int nc, float *out, long ldo, int add) {
+// The sum of a Q6_K block of coarse activations stays below 2^24 (2 scales up to
+// 128, 16 products of at most 32·127 each), so it is exact as a float too; that
+// of fine ones is rounded once.
+FN void tile_q6_k(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn, const int nc, const int fine, float *out, long ldo, int add) {
 	for (int h = 0; h < PARTS; h++) {
 		rf acc[QCOLS];
 		UNROLL for (int c = 0; c < nc; c++) acc[c] = r_set1(0);
 		const int8_t *x = (const int8_t *)tq;
 		const float *nums = (const float *)tn;
-		for (int b = 0; b < nb; b++, x += 32 * tk_tile, nums += tk_nums * tk_tile) {
+		const long second = (long)nb * 32 * tk_tile;
+		for (int b = 0; b < nb; b++, x += 32 * tk_tile, nums += (fine ? tk_fine_nums : tk_nums) * tk_tile) {
 			const uint8_t *p = w + (size_t)(b / 8) * tk_q6_k_super;
 			const int8_t *sc = (const int8_t *)p + 64 + b % 8 * 32 + LANES * h;
 			const uint8_t *up = p + 64 + 256 + b % 8 * 128 + 4 * LANES * h, *v = p + 64 + 256 + 1024 + b % 8 * 256 + 4 * LANES * h;
@@ -307,6 +336,11 @@ FN void tile_q6_k(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn
 				const int32_t *whole = (const int32_t *)nums + c;
 				ri lo = dot4(q, x + 32 * c, i_set1(whole[tk_tile * tk_sum32lo]));
 				ri hi = dot4(q + 4, x + 32 * c + 16, i_set1(whole[tk_tile * tk_sum32hi]));
+				if (fine) {
+					whole += tk_tile * tk_second;
+					lo = dot4(q, x + second + 32 * c, i_add(i_128(lo), i_set1(whole[tk_tile * tk_sum32lo])));
+					hi = dot4(q + 4, x + second + 32 * c + 16, i_add(i_128(hi), i_set1(whole[tk_tile * tk_sum32hi])));
+				}
 				ri s = i_add(i_mul(lo, s0), i_mul(hi, s1));
 				acc[c] = r_fma(r_mul(d, r_set1(nums[tk_tile * tk_d + c])), i_cvt(s), acc[c]);
 			}
@@ -319,8 +353,12 @@ typedef void (*tile_func)(const uint8_t *w, int nb, const uint8_t *tq, const uin
 
 #define TILE(fmt, nc) \
 	NOINLINE void fmt##_##nc(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn, float *out, long ldo, int add) { \
-		if (add) fmt(w, nb, tq, tn, nc, out, ldo, 1); \
-		else fmt(w, nb, tq, tn, nc, out, ldo, 0); \
+		if (add) fmt(w, nb, tq, tn, nc, 0, out, ldo, 1); \
+		else fmt(w, nb, tq, tn, nc, 0, out, ldo, 0); \
+	} \
+	NOINLINE void fmt##_fine_##nc(const uint8_t *w, int nb, const uint8_t *tq, const uint8_t *tn, float *out, long ldo, int add) { \
+		if (add) fmt(w, nb, tq, tn, nc, 1, out, ldo, 1); \
+		else fmt(w, nb, tq, tn, nc, 1, out, ldo, 0); \
 	}
 #if QCOLS == 8
 #define TILES(fmt) TILE(fmt, 1) TILE(fmt, 2) TILE(fmt, 3) TILE(fmt, 4) TILE(fmt, 5) TILE(fmt, 6) TILE(fmt, 7) TILE(fmt, 8)
@@ -329,25 +367,26 @@ typedef void (*tile_func)(const uint8_t *w, int nb, const uint8_t *tq, const uin
 #define TILES(fmt) TILE(fmt, 1) TILE(fmt, 2) TILE(fmt, 3) TILE(fmt, 4)
 #define NAMES(fmt) {fmt##_1, fmt##_2, fmt##_3, fmt##_4}
 #endif
+#define BOTH(fmt) {NAMES(fmt), NAMES(fmt##_fine)}
 
 TILES(tile_q4_0)
 TILES(tile_q4_1)
 TILES(tile_q8_0)
 TILES(tile_q6_k)
 
-static const tile_func tile_funcs[][QCOLS] = {
-	[tk_q4_0] = NAMES(tile_q4_0),
-	[tk_q4_1] = NAMES(tile_q4_1),
-	[tk_q8_0] = NAMES(tile_q8_0),
-	[tk_q6_k] = NAMES(tile_q6_k),
+static const tile_func tile_funcs[][2][QCOLS] = {
+	[tk_q4_0] = BOTH(tile_q4_0),
+	[tk_q4_1] = BOTH(tile_q4_1),
+	[tk_q8_0] = BOTH(tile_q8_0),
+	[tk_q6_k] = BOTH(tile_q6_k),
 };
 
 // Weights stream from memory once: a few groups at a time are taken through all
 // rows of activations, one group while those fit into the cache beside it.
-static void VARIANT(gemm_q)(int type, const uint8_t *w, int g0, int g1, int cols, const uint8_t *t, int n,
+static void VARIANT(gemm_q)(int type, const uint8_t *w, int g0, int g1, int cols, const uint8_t *t, int fine, int n,
                             float *out, long ldo, int add, uint64_t *steps) {
-	const size_t group = tk_group_bytes(type, cols), tile = tk_tile_bytes(cols);
-	const tile_func *funcs = tile_funcs[type];
+	const size_t group = tk_group_bytes(type, cols), tile = tk_tile_bytes(cols, fine);
+	const tile_func *funcs = tile_funcs[type][fine];
 	const int nb = cols / 32, panel = (size_t)n * (tile / tk_tile) <= (256 << 10) ? 1 : 8;
 	long work = 0;
 	for (int g = g0; g < g1; g += panel) {
@@ -355,7 +394,7 @@ static void VARIANT(gemm_q)(int type, const uint8_t *w, int g0, int g1, int cols
 		for (int c = 0; c < n; c += QCOLS) {
 			const int nc = n - c < QCOLS ? n - c : QCOLS;
 			const uint8_t *tq = t + (size_t)(c / tk_tile) * tile;
-			const uint8_t *tn = tq + (size_t)cols * tk_tile + c % tk_tile * 4;
+			const uint8_t *tn = tq + (size_t)cols * tk_tile * (1 + fine) + c % tk_tile * 4;
 			for (int i = g; i < ge; i++) {
 				// The next panel is asked for piece by piece. Fewer rows than two tiles
 				// leave no time for that: there the processor's own streaming is better.

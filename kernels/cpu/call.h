@@ -5,17 +5,17 @@
 #include "kern.h"
 
 static inline void tk_norm(const tk_table *k, const float *x, long ldx, const float *w, float eps, int cols, int n, int to,
-                           float *f, long ldf, uint8_t *t, float *tmp) {
-	k->norm(x, ldx, w, eps, cols, n, to, f, ldf, t, tmp);
+                           float *f, long ldf, uint8_t *t, int fine, float *tmp) {
+	k->norm(x, ldx, w, eps, cols, n, to, f, ldf, t, fine, tmp);
 }
 
-static inline void tk_quant(const tk_table *k, const float *x, long ldx, int cols, int r0, int r1, uint8_t *t) {
-	k->quant(x, ldx, cols, r0, r1, t);
+static inline void tk_quant(const tk_table *k, const float *x, long ldx, int cols, int r0, int r1, uint8_t *t, int fine) {
+	k->quant(x, ldx, cols, r0, r1, t, fine);
 }
 
-static inline void tk_gemm_q(const tk_table *k, int type, const uint8_t *w, int g0, int g1, int cols, const uint8_t *t, int n,
+static inline void tk_gemm_q(const tk_table *k, int type, const uint8_t *w, int g0, int g1, int cols, const uint8_t *t, int fine, int n,
                              float *out, long ldo, int add, uint64_t *steps) {
-	k->gemm_q(type, w, g0, g1, cols, t, n, out, ldo, add, steps);
+	k->gemm_q(type, w, g0, g1, cols, t, fine, n, out, ldo, add, steps);
 }
 
 static inline void tk_gemm_f(const tk_table *k, int type, const uint8_t *w, int g0, int g1, int cols, const float *x, long ldx, int n,
@@ -46,8 +46,8 @@ static inline void tk_fold(const tk_table *k, int head_dim, const float *part, l
 }
 
 static inline void tk_swiglu(const tk_table *k, const float *gate, const float *up, long ld, int c0, int c1, int n,
-                             float *f, long ldf, uint8_t *t, int cols) {
-	k->swiglu(gate, up, ld, c0, c1, n, f, ldf, t, cols);
+                             float *f, long ldf, uint8_t *t, int fine, int cols) {
+	k->swiglu(gate, up, ld, c0, c1, n, f, ldf, t, fine, cols);
 }
 
 static inline void tk_embed(const tk_table *k, int type, const uint8_t *w, int cols, int row, int c0, int c1, float *out) {

@@ -31,7 +31,7 @@ const (
 	barrierBytes = hostsync.BarrierBytes
 )
 
-func tileBytes(cols int) int { return int(C.tk_tile_bytes(C.int(cols))) }
+func tileBytes(cols int, fine bool) int { return int(C.tk_tile_bytes(C.int(cols), flag(fine))) }
 
 func groupBytes(t kernels.Type, cols int) int { return int(C.tk_group_bytes(C.int(t), C.int(cols))) }
 
@@ -56,16 +56,16 @@ func bp(s []byte) *C.uint8_t          { return (*C.uint8_t)(unsafe.Pointer(unsaf
 func ip(s []uint32) *C.uint32_t       { return (*C.uint32_t)(unsafe.Pointer(unsafe.SliceData(s))) }
 func up(n *atomic.Uint64) *C.uint64_t { return (*C.uint64_t)(unsafe.Pointer(n)) }
 
-func (k kern) norm(x []float32, ldx int, w []float32, eps float32, cols, n, to int, f []float32, ldf int, t []byte, tmp []float32) {
-	C.tk_norm(k.t, fp(x), C.long(ldx), fp(w), C.float(eps), C.int(cols), C.int(n), C.int(to), fp(f), C.long(ldf), bp(t), fp(tmp))
+func (k kern) norm(x []float32, ldx int, w []float32, eps float32, cols, n, to int, f []float32, ldf int, t []byte, fine bool, tmp []float32) {
+	C.tk_norm(k.t, fp(x), C.long(ldx), fp(w), C.float(eps), C.int(cols), C.int(n), C.int(to), fp(f), C.long(ldf), bp(t), flag(fine), fp(tmp))
 }
 
-func (k kern) quant(x []float32, ldx, cols, r0, r1 int, t []byte) {
-	C.tk_quant(k.t, fp(x), C.long(ldx), C.int(cols), C.int(r0), C.int(r1), bp(t))
+func (k kern) quant(x []float32, ldx, cols, r0, r1 int, t []byte, fine bool) {
+	C.tk_quant(k.t, fp(x), C.long(ldx), C.int(cols), C.int(r0), C.int(r1), bp(t), flag(fine))
 }
 
-func (k kern) gemmQ(t kernels.Type, w []byte, g0, g1, cols int, tiles []byte, n int, out []float32, ldo int, add bool, steps *atomic.Uint64) {
-	C.tk_gemm_q(k.t, C.int(t), bp(w), C.int(g0), C.int(g1), C.int(cols), bp(tiles), C.int(n), fp(out), C.long(ldo), flag(add), up(steps))
+func (k kern) gemmQ(t kernels.Type, w []byte, g0, g1, cols int, tiles []byte, fine bool, n int, out []float32, ldo int, add bool, steps *atomic.Uint64) {
+	C.tk_gemm_q(k.t, C.int(t), bp(w), C.int(g0), C.int(g1), C.int(cols), bp(tiles), flag(fine), C.int(n), fp(out), C.long(ldo), flag(add), up(steps))
 }
 
 func (k kern) gemmF(t kernels.Type, w []byte, g0, g1, cols int, x []float32, ldx, n int, out []float32, ldo int, add bool, scratch []float32, steps *atomic.Uint64) {
@@ -107,8 +107,8 @@ func (k kern) fold(headDim int, part []float32, partBlock, blocks int, out []flo
 	C.tk_fold(k.t, C.int(headDim), fp(part), C.long(partBlock), C.int(blocks), fp(out))
 }
 
-func (k kern) swiglu(gate, up []float32, ld, c0, c1, n int, f []float32, ldf int, t []byte, cols int) {
-	C.tk_swiglu(k.t, fp(gate), fp(up), C.long(ld), C.int(c0), C.int(c1), C.int(n), fp(f), C.long(ldf), bp(t), C.int(cols))
+func (k kern) swiglu(gate, up []float32, ld, c0, c1, n int, f []float32, ldf int, t []byte, fine bool, cols int) {
+	C.tk_swiglu(k.t, fp(gate), fp(up), C.long(ld), C.int(c0), C.int(c1), C.int(n), fp(f), C.long(ldf), bp(t), flag(fine), C.int(cols))
 }
 
 func (k kern) embed(t kernels.Type, w []byte, cols, row, c0, c1 int, out []float32) {

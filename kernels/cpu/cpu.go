@@ -7,12 +7,14 @@
 // memory of weights and of the KV cache is the caller's, as is the starting and
 // pinning of threads.
 //
-// # Two sets of kernels
+// # Three sets of kernels
 //
-// The quantised set (the default) rounds activations to 8 bits, 32 at a time
-// with one scale, where they meet quantised weights, and keeps keys and values
-// as binary16. The float32 set rounds nothing that float32 holds: it is slower
-// and says what the quantised set loses.
+// The fine set (the default) rounds activations where they meet quantised
+// weights, 32 at a time with one scale, to about 15 bits, in two planes of 8. The
+// fast set takes kernels.Coarse at its word and makes do with one plane there;
+// what that loses is still less than the weights have lost. Both keep keys and
+// values as binary16. The float32 set rounds nothing that float32 holds: it is
+// slow, and what the others are measured by.
 //
 // # One answer
 //
@@ -35,7 +37,6 @@ import (
 	"os"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -45,15 +46,16 @@ import (
 
 // The sets of kernels.
 const (
-	Quantised = "quantised"
-	Float32   = "float32"
+	Fine    = "fine"
+	Fast    = "fast"
+	Float32 = "float32"
 )
 
 // ElemBytes is what an element of the KV cache takes with the given set ("" is
 // the default): see kernels.Geometry.UnitPageBytes. It panics on an unknown set.
 func ElemBytes(set string) int {
 	switch set {
-	case Quantised, "":
+	case Fine, Fast, "":
 		return 2
 	case Float32:
 		return 4
@@ -63,7 +65,7 @@ func ElemBytes(set string) int {
 
 // Options say what a Backend computes with.
 type Options struct {
-	Set string // Quantised (also if empty) or Float32
+	Set string // Fine (also if empty), Fast or Float32
 	// ISA is the instruction set: "avx512", "avx2", "generic", or empty for the
 	// best this machine has. Empty, the environment's TANDEM_KERNELS decides, for
 	// tests of whole programs. The choice changes speed and nothing else.
@@ -118,6 +120,7 @@ type Backend struct {
 
 	parts     []float32
 	partsUse  use
+	partsOf   *act
 	partRows  int
 	blocks    int // blocks of attention in a whole context
 	blockKeys int
@@ -157,7 +160,7 @@ func New(o Options) (*Backend, error) {
 		return nil, fmt.Errorf("cpu: %w", err)
 	}
 	b := &Backend{
-		kern: k, set: cmp.Or(o.Set, Quantised), shape: o.Shape, rope: o.Rope, team: o.Team, progress: o.Progress,
+		kern: k, set: cmp.Or(o.Set, Fine), shape: o.Shape, rope: o.Rope, team: o.Team, progress: o.Progress,
 		patience: cmp.Or(o.Patience, 2*time.Minute), epoch: 1, needs: map[int]need{},
 	}
 	plan := planOf(o)
@@ -178,7 +181,7 @@ func New(o Options) (*Backend, error) {
 	}
 	b.local.limit = cmp.Or(o.LocalBytes, 256<<20)
 	if b.progress == nil {
-		b.progress = (*atomic.Uint64)(unsafe.Pointer(&b.priv.bytes(64)[0]))
+		b.progress = new(atomic.Uint64)
 	}
 	spin := o.Spin
 	switch {
@@ -197,7 +200,7 @@ func New(o Options) (*Backend, error) {
 		b: b, ld: leading(s.Vocab),
 		rows: b.shared.floats(s.MaxOut * leading(s.Vocab)),
 		best: b.shared.floats(maxRanks * s.MaxOut * 2),
-		in:   newStore(&b.priv, s.Width, s.MaxOut),
+		in:   newStore(&b.priv, s.Width, s.MaxOut, true),
 	}
 	b.scratch = b.priv.floats(attendFloats(s.HeadDim, s.PageTokens, s.Heads/s.Units))
 	b.row = b.priv.floats(widest(s))
@@ -207,7 +210,7 @@ func New(o Options) (*Backend, error) {
 func (o *Options) check() error {
 	s, t := o.Shape, o.Team
 	switch {
-	case o.Set != "" && o.Set != Quantised && o.Set != Float32:
+	case o.Set != "" && o.Set != Fine && o.Set != Fast && o.Set != Float32:
 		return fmt.Errorf("no set of kernels is called %q", o.Set)
 	case s.Layers < 1 || s.Units < 1 || s.Heads < 1 || s.Width < 1 || s.Hidden < 1 || s.Vocab < 1 || s.MaxRows < 1 || s.MaxOut < 1 || s.Context < 1:
 		return fmt.Errorf("shape %+v has a size below 1", s)
@@ -267,7 +270,7 @@ func (b *Backend) Abort() { b.barrier.Abort() }
 func AbortTeam(shared []byte) { hostsync.NewBarrier(shared, 1, 0).Abort() }
 
 // Close returns the backend's own memory. Nothing that it made may be used
-// afterwards, nor Steps be called if its count was private.
+// afterwards.
 func (b *Backend) Close() error {
 	mem := b.owned
 	b.owned = nil

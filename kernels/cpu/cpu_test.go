@@ -54,13 +54,14 @@ func deviceOf(base cpu.Options, teams ...int) kerneltest.Device {
 		Read:        func(v kernels.Buffer, r int) []float32 { return slices.Clone(cpu.Row(v, r)) },
 		SharedBytes: func(o kerneltest.Options) int64 { return cpu.SharedBytes(options(o)) },
 		ElemBytes:   cpu.ElemBytes(base.Set),
-		Rounds:      base.Set == cpu.Quantised,
+		Rounds:      base.Set != cpu.Float32,
+		AlwaysFine:  base.Set == cpu.Fine,
 		Teams:       teams,
 	}
 }
 
 func TestKernels(t *testing.T) {
-	for _, set := range []string{cpu.Quantised, cpu.Float32} {
+	for _, set := range []string{cpu.Fine, cpu.Fast, cpu.Float32} {
 		for _, isa := range isas(t) {
 			t.Run(set+" "+isa, func(t *testing.T) {
 				d := device(set, isa, 1, 2, 3, 4)
@@ -74,7 +75,7 @@ func TestKernels(t *testing.T) {
 }
 
 func TestInstructionSetsGiveTheSameBits(t *testing.T) {
-	for _, set := range []string{cpu.Quantised, cpu.Float32} {
+	for _, set := range []string{cpu.Fine, cpu.Fast, cpu.Float32} {
 		var want map[string][][]float64
 		for _, isa := range isas(t) {
 			got := kerneltest.Trace(t, device(set, isa, 1))
@@ -89,7 +90,7 @@ func TestInstructionSetsGiveTheSameBits(t *testing.T) {
 
 func TestCopiesOfWeightsChangeNothing(t *testing.T) {
 	trace := func(bytes int64) map[string][][]float64 {
-		return kerneltest.Trace(t, deviceOf(cpu.Options{Set: cpu.Quantised, LocalBytes: bytes}, 2))
+		return kerneltest.Trace(t, deviceOf(cpu.Options{Set: cpu.Fast, LocalBytes: bytes}, 2))
 	}
 	want := trace(-1)
 	for _, bytes := range []int64{0, 200 << 10} { // room for all, and for some
@@ -98,5 +99,5 @@ func TestCopiesOfWeightsChangeNothing(t *testing.T) {
 }
 
 func TestSuiteNoticesBrokenKernels(t *testing.T) {
-	kerneltest.Mutants(t, device(cpu.Quantised, "", 1, 2))
+	kerneltest.Mutants(t, device(cpu.Fast, "", 1, 2))
 }

@@ -58,12 +58,16 @@ static inline size_t tk_group_bytes(int type, int cols) {
 
 // Quantised activations: 8 rows make a tile, [block][8 rows][32] int8 and then
 // [block][6 numbers][8 rows] of four bytes each. The numbers of a row's block:
-// d float, the scale; s float, d times the sum of its int8s; and sums times
-// what the unsigned weights are too large by, to start integer sums with.
-enum { tk_tile = 8, tk_nums = 6, tk_d = 0, tk_s, tk_sum8, tk_sum128, tk_sum32lo, tk_sum32hi };
+// d float, the scale; s float, the block's sum; and sums of the int8s times what
+// the unsigned weights are too large by, to start integer sums with.
+//
+// Fine activations have a second plane of int8s behind the first, 7 more bits of
+// each value: it is d·(128 first + second), and there are four more numbers, the
+// sums of the second plane.
+enum { tk_tile = 8, tk_nums = 6, tk_fine_nums = 10, tk_d = 0, tk_s, tk_sum8, tk_sum128, tk_sum32lo, tk_sum32hi, tk_second = 4 };
 
-static inline size_t tk_tile_bytes(int cols) {
-	return (size_t)cols / 32 * (tk_tile * 32 + tk_nums * tk_tile * 4);
+static inline size_t tk_tile_bytes(int cols, int fine) {
+	return (size_t)cols / 32 * (fine ? 2 * tk_tile * 32 + tk_fine_nums * tk_tile * 4 : tk_tile * 32 + tk_nums * tk_tile * 4);
 }
 
 // A block of attention is tk_keys positions, or one page if pages are larger,
@@ -89,12 +93,12 @@ typedef struct {
 	// norm: y = x/rms(x) * w for n rows of x, to float rows and tiles from row to
 	// on. Either may be null; without float rows, tmp has room for cols floats.
 	void (*norm)(const float *x, long ldx, const float *w, float eps, int cols, int n, int to,
-	             float *f, long ldf, uint8_t *t, float *tmp);
+	             float *f, long ldf, uint8_t *t, int fine, float *tmp);
 	// quant fills tiles with rows r0..r1 of x.
-	void (*quant)(const float *x, long ldx, int cols, int r0, int r1, uint8_t *t);
+	void (*quant)(const float *x, long ldx, int cols, int r0, int r1, uint8_t *t, int fine);
 	// gemm_q: out[r][row] = or += w[row]·tiles[r] for the rows of groups g0..g1.
 	// out points to row 0's column 0 of out.
-	void (*gemm_q)(int type, const uint8_t *w, int g0, int g1, int cols, const uint8_t *t, int n,
+	void (*gemm_q)(int type, const uint8_t *w, int g0, int g1, int cols, const uint8_t *t, int fine, int n,
 	               float *out, long ldo, int add, uint64_t *steps);
 	// gemm_f is the same for float activations. Quantised weights are expanded
 	// to scratch first, tk_expand groups at a time.
@@ -122,7 +126,7 @@ typedef struct {
 	// swiglu: silu(gate)*up for columns c0..c1 (multiples of 32) of n rows, to
 	// float rows (unless f is null) and tiles (unless t is null).
 	void (*swiglu)(const float *gate, const float *up, long ld, int c0, int c1, int n,
-	               float *f, long ldf, uint8_t *t, int cols);
+	               float *f, long ldf, uint8_t *t, int fine, int cols);
 	// embed expands columns c0..c1 of one row of packed weights.
 	void (*embed)(int type, const uint8_t *w, int cols, int row, int c0, int c1, float *out);
 	// argmax is the lowest index in lo..hi with the largest x, -1 if all are NaN.

@@ -70,7 +70,7 @@ func (b *Backend) Logits(x kernels.Buffer, w kernels.Vector, eps float32, head k
 	}
 	f, t := l.in.fill(need{floats: m.float, bytes: !m.float})
 	for i, r := range batch.Out {
-		b.kern.norm(v.row(int(r)), v.ld, weight, eps, v.cols, 1, i, f, leading(v.cols), t, b.row)
+		b.kern.norm(v.row(int(r)), v.ld, weight, eps, v.cols, 1, i, f, leading(v.cols), t, l.in.fine, b.row)
 	}
 	lo, hi := b.share(byGroup, m.Rows)
 	out := &buffer{cols: m.Rows, ld: l.ld, data: l.rows}

@@ -96,7 +96,7 @@ func planOf(o Options) plan {
 		align(4*p.partRows*s.Heads*p.blocks*partFloats(s)) +
 		align(4*s.MaxOut*leading(s.Vocab)) +
 		align(4*maxRanks*s.MaxOut*2)
-	p.private = align(64) + align(4*attendFloats(s.HeadDim, s.PageTokens, s.Heads/s.Units)) + align(4*widest(s)) +
+	p.private = align(4*attendFloats(s.HeadDim, s.PageTokens, s.Heads/s.Units)) + align(4*widest(s)) +
 		actBytes(s.Width, s.MaxOut)
 	for _, cols := range []int{s.Width, s.Heads * s.HeadDim, s.Units * s.HeadDim, s.Hidden} {
 		p.shared += valuesOfEach * (bufferBytes(cols, s.MaxRows) + actBytes(cols, s.MaxRows))
@@ -107,10 +107,10 @@ func planOf(o Options) plan {
 
 func bufferBytes(cols, rows int) int { return align(4 * leading(cols) * rowsUp(rows)) }
 
-// actBytes is the storage of an Act, in both forms.
+// actBytes is the storage of an Act, in both forms, at its finest.
 func actBytes(cols, rows int) int {
 	rows = rowsUp(rows)
-	return align(4*leading(cols)*rows) + align(rows/tileRows*tileBytes(cols))
+	return align(4*leading(cols)*rows) + align(rows/tileRows*tileBytes(cols, true))
 }
 
 // SharedBytes is the size of the Team.Shared that backends with these options

@@ -120,7 +120,7 @@ func (b *Backend) Norm(a kernels.Act, x kernels.Buffer, w kernels.Vector, eps fl
 	if v.cols > len(b.row) {
 		panic(fmt.Sprintf("cpu: a norm over %d columns, wider than anything in the shape", v.cols))
 	}
-	v.forget()
+	v.renew(rows)
 	to, lo, hi := &v.private, 0, rows
 	if !b.alone(rows) {
 		to = &v.shared
@@ -131,7 +131,7 @@ func (b *Backend) Norm(a kernels.Act, x kernels.Buffer, w kernels.Vector, eps fl
 	}
 	f, t := to.fill(b.form(v))
 	if lo < hi {
-		b.kern.norm(in.data[lo*in.ld:], in.ld, weight, eps, v.cols, hi-lo, lo, f, v.ld, t, b.row)
+		b.kern.norm(in.data[lo*in.ld:], in.ld, weight, eps, v.cols, hi-lo, lo, f, v.ld, t, to.fine, b.row)
 	}
 	return nil
 }
@@ -140,8 +140,12 @@ func (b *Backend) Norm(a kernels.Act, x kernels.Buffer, w kernels.Vector, eps fl
 // others and computing what is still to be computed, and returns where it is.
 func (b *Backend) gather(op string, a *act, m *matrix, rows int) (*store, error) {
 	mustMatch("the activations", a.cols, m.Cols)
+	if rows > a.rows {
+		panic(fmt.Sprintf("cpu: %d rows of activations, of which there are %d", rows, a.rows))
+	}
+	rows = a.rows
 	if a.parts {
-		if err := b.join(op, a, !m.float, rows); err != nil {
+		if err := b.join(op, a, !m.float); err != nil {
 			return nil, err
 		}
 	}
@@ -159,6 +163,10 @@ func (b *Backend) gather(op string, a *act, m *matrix, rows int) (*store, error)
 		return &a.private, nil
 	case a.shared.hasBytes:
 		return &a.shared, b.read(op, &a.shared.useBytes)
+	case a.private.hasFloats:
+		a.private.hasBytes = true
+		b.kern.quant(a.private.floats, a.ld, a.cols, 0, rows, a.private.bytes, a.private.fine)
+		return &a.private, nil
 	case !a.shared.hasFloats:
 		panic("cpu: activations were computed before the matrix that takes them was bound")
 	}
@@ -175,7 +183,7 @@ func (b *Backend) gather(op string, a *act, m *matrix, rows int) (*store, error)
 	}
 	to.hasBytes = true
 	if lo < hi {
-		b.kern.quant(a.shared.floats, a.ld, a.cols, lo, hi, to.bytes)
+		b.kern.quant(a.shared.floats, a.ld, a.cols, lo, hi, to.bytes, to.fine)
 	}
 	if to == &a.private {
 		return to, nil
@@ -194,7 +202,7 @@ func (b *Backend) product(out *buffer, m *matrix, in *store, ld, rows, lo, hi in
 		b.kern.gemmF(m.Type, w, 0, groups, m.Cols, in.floats, ld, rows, to, out.ld, add, b.expand, b.progress)
 		return
 	}
-	b.kern.gemmQ(m.Type, w, 0, groups, m.Cols, in.bytes, rows, to, out.ld, add, b.progress)
+	b.kern.gemmQ(m.Type, w, 0, groups, m.Cols, in.bytes, in.fine, rows, to, out.ld, add, b.progress)
 }
 
 // Linear implements kernels.Backend.
@@ -260,10 +268,10 @@ func (b *Backend) SwiGLU(a kernels.Act, gate, up kernels.Buffer, rows int) error
 	if err := b.write("SwiGLU", &v.shared.useFloats, &v.shared.useBytes); err != nil {
 		return err
 	}
-	v.forget()
+	v.renew(rows)
 	f, t := v.shared.fill(b.form(v))
 	if lo, hi := b.share(d, v.cols); lo < hi && rows > 0 {
-		b.kern.swiglu(g.data, u.data, g.ld, lo, hi, rows, f, v.ld, t, v.cols)
+		b.kern.swiglu(g.data, u.data, g.ld, lo, hi, rows, f, v.ld, t, v.shared.fine, v.cols)
 	}
 	return nil
 }

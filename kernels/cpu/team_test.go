@@ -45,7 +45,7 @@ const ranks = 2
 func sizes() (shared, unit int64, units int) {
 	o := kerneltest.RankOptions()
 	o.Team.Size = ranks
-	d := device(cpu.Quantised, "", 1)
+	d := device(cpu.Fast, "", 1)
 	return (d.SharedBytes(o) + 4095) &^ 4095, o.Shape.UnitPageBytes(d.ElemBytes) * int64(kerneltest.RankPages()), o.Shape.Units
 }
 
@@ -62,7 +62,7 @@ func compute(rank, fd int) (map[string][][]float64, error) {
 	}
 	o := kerneltest.RankOptions()
 	o.Team = kernels.Team{Rank: rank, Size: ranks, Shared: mem[:shared]}
-	d := device(cpu.Quantised, "", 1)
+	d := device(cpu.Fast, "", 1)
 	b, err := d.New(o)
 	if err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func TestRanksAreProcesses(t *testing.T) {
 	if err := other.Wait(); err != nil {
 		t.Fatalf("rank 1: %v", err)
 	}
-	d := device(cpu.Quantised, "", 1)
+	d := device(cpu.Fast, "", 1)
 	o := kerneltest.RankOptions()
 	o.Team.Size = 1
 	b, err := d.New(o)
@@ -273,7 +273,7 @@ func TestProgressMovesInsideAnOperation(t *testing.T) {
 	if err := p.Pack(w.Data, ts); err != nil {
 		t.Fatal(err)
 	}
-	m, x, a := b.Matrix(w, kernels.ByRow), b.NewBuffer(512), b.NewAct(512)
+	m, x, a := b.Matrix(w, kernels.ByRow), b.NewBuffer(512), b.NewAct(512, kernels.Coarse)
 	batch := &kernels.Batch{Tokens: make([]int32, 64)}
 	one := b.Vector(kernels.Packed{Type: kernels.F32, Rows: 1, Cols: 512, Data: make([]byte, 2048)})
 	if err := errors.Join(b.Embed(x, m, batch), b.Norm(a, x, one, 1, 64)); err != nil {
@@ -359,7 +359,7 @@ func TestWrongBatchesPanic(t *testing.T) {
 	good := kernels.Batch{Tokens: []int32{1, 2}, Pos: []int32{0, 1}, Seq: []int32{0, 0}, Pages: [][]uint32{{2}}}
 	table := make([]byte, 4*16*32)
 	m := b.Matrix(kernels.Packed{Type: kernels.F32, Rows: 16, Cols: 32, Data: table}, kernels.ByRow)
-	x, q, a := b.NewBuffer(32), b.NewBuffer(32), b.NewAct(32)
+	x, q, a := b.NewBuffer(32), b.NewBuffer(32), b.NewAct(32, kernels.Coarse)
 	run := func(c kernels.Batch) (panicked any) {
 		defer func() { panicked = recover() }()
 		if err := b.Embed(x, m, &c); err != nil {
@@ -401,5 +401,95 @@ func TestWrongBatchesPanic(t *testing.T) {
 	}
 	if err := b.OpenKV([][]byte{make([]byte, 100)}); err == nil {
 		t.Error("OpenKV of part of a page succeeded")
+	}
+}
+
+// Two results of attention may be pending at once, and activations may be taken
+// for fewer rows than there are, in any order.
+func TestActsKeepTheirValues(t *testing.T) {
+	o := smallest()
+	o.Shape.MaxRows, o.Shape.Width, o.Shape.Context = 24, 64, 32
+	o.Rope = make([]float32, o.Shape.Context*o.Shape.HeadDim)
+	for i := range o.Rope {
+		o.Rope[i] = float32(i%2) * 0.5
+	}
+	g := o.Shape.Geometry
+	run := func(size int) []float32 {
+		bs := team(t, o, size)
+		unit := make([]byte, 2*g.UnitPageBytes(2))
+		var out []float32
+		done := make(chan error, size)
+		for rank, b := range bs {
+			go func() {
+				done <- func() error {
+					if err := b.OpenKV([][]byte{unit}); err != nil {
+						return err
+					}
+					m := func(typ kernels.Type, rows, cols int, p kernels.Partition) kernels.Matrix {
+						return b.Matrix(benchMatrix(t, typ, rows, cols), p)
+					}
+					x, q, k, v := b.NewBuffer(64), b.NewBuffer(32), b.NewBuffer(32), b.NewBuffer(32)
+					y := b.NewBuffer(64)
+					a, a1, a2 := b.NewAct(64, kernels.Coarse), b.NewAct(32, kernels.Coarse), b.NewAct(32, kernels.Coarse)
+					table, mq, mk, mo, mf := m(kernels.F32, 64, 64, kernels.ByRow), m(kernels.Q8_0, 32, 64, kernels.ByRow), m(kernels.Q4_1, 32, 64, kernels.ByUnit), m(kernels.Q8_0, 64, 32, kernels.ByRow), m(kernels.F16, 64, 32, kernels.ByRow)
+					one := b.Vector(benchMatrix(t, kernels.F32, 1, 64))
+					batch := &kernels.Batch{Pages: [][]uint32{{1, 0}}}
+					for r := range 20 {
+						batch.Tokens, batch.Pos, batch.Seq = append(batch.Tokens, int32(r)), append(batch.Pos, int32(r)), append(batch.Seq, 0)
+					}
+					last := &kernels.Batch{Tokens: batch.Tokens[19:], Pos: batch.Pos[19:], Seq: batch.Seq[19:], Pages: batch.Pages}
+					steps := []func() error{
+						func() error { return b.Embed(x, table, batch) },
+						func() error { return b.Norm(a, x, one, 1e-5, 20) },
+						func() error { return b.Linear(q, mq, a, 4) }, // fewer first
+						func() error { return b.Linear(q, mq, a, 20) },
+						func() error { return b.Linear(k, mk, a, 20) },
+						func() error { return b.Linear(v, mk, a, 20) },
+						func() error { return b.RopeAppend(0, q, k, v, batch) },
+						func() error { return b.Attend(0, a1, q, last) }, // two pending, of one row each
+						func() error { return b.Attend(0, a2, v, last) },
+						func() error { return b.LinearAdd(x, mo, a1, 1) },
+						func() error { return b.LinearAdd(x, mf, a2, 1) },
+						func() error { return b.Attend(0, a1, q, batch) },
+						func() error { return b.Linear(y, mf, a1, 3) },
+						func() error { return b.LinearAdd(y, mo, a1, 3) },
+						func() error { return b.LinearAdd(x, mo, a1, 20) },
+						b.Sync,
+					}
+					for i, s := range steps {
+						if err := s(); err != nil {
+							return fmt.Errorf("step %d: %w", i, err)
+						}
+					}
+					if rank == 0 {
+						for r := range 20 {
+							out = append(out, cpu.Row(x, r)...)
+						}
+						for r := range 3 {
+							out = append(out, cpu.Row(y, r)...)
+						}
+					}
+					return b.Sync()
+				}()
+			}()
+		}
+		for range bs {
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+		}
+		return out
+	}
+	want := run(1)
+	for size := 2; size <= 3; size++ {
+		got := run(size)
+		for i := range want {
+			if got[i] != want[i] {
+				t.Fatalf("team of %d: element %d is %v, alone %v", size, i, got[i], want[i])
+			}
+		}
+	}
+	if want[0] == want[64] || want[0] != want[0] {
+		t.Errorf("the rows look like %v and %v", want[0], want[64])
 	}
 }

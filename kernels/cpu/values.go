@@ -146,6 +146,7 @@ func (b *Backend) NewBuffer(cols int) kernels.Buffer {
 
 // A store is memory for activations in both forms, and what it holds of them.
 type store struct {
+	fine                bool // the bytes are
 	floats              []float32
 	bytes               []byte
 	hasFloats, hasBytes bool
@@ -156,33 +157,35 @@ type store struct {
 // all of a few rows for itself, in the private one.
 type act struct {
 	cols, ld        int
+	rows            int // that the last operation wrote
 	shared, private store
 	parts           bool // they still are the partial results of attention
 }
 
 func (*act) Act() {}
 
-// forget says that the act gets a new value.
-func (v *act) forget() {
-	v.parts = false
+// renew says that the act gets a new value.
+func (v *act) renew(rows int) {
+	v.rows, v.parts = rows, false
 	for _, s := range []*store{&v.shared, &v.private} {
 		s.hasFloats, s.hasBytes = false, false
 	}
 }
 
-func newStore(a *arena, cols, rows int) store {
+func newStore(a *arena, cols, rows int, fine bool) store {
 	rows = rowsUp(rows)
-	return store{floats: a.floats(leading(cols) * rows), bytes: a.bytes(rows / tileRows * tileBytes(cols))}
+	return store{fine: fine, floats: a.floats(leading(cols) * rows), bytes: a.bytes(rows / tileRows * tileBytes(cols, fine))}
 }
 
 // NewAct implements kernels.Backend.
-func (b *Backend) NewAct(cols int) kernels.Act {
+func (b *Backend) NewAct(cols int, p kernels.Precision) kernels.Act {
+	fine := p == kernels.Fine || b.set == Fine
 	if cols%32 != 0 {
 		panic(fmt.Sprintf("cpu: activations of %d columns are no whole blocks of 32", cols))
 	}
-	v := &act{cols: cols, ld: leading(cols), shared: newStore(&b.shared, cols, b.shape.MaxRows)}
+	v := &act{cols: cols, ld: leading(cols), shared: newStore(&b.shared, cols, b.shape.MaxRows, fine)}
 	if b.team.Size > 1 {
-		v.private = newStore(&b.priv, cols, min(few, b.shape.MaxRows))
+		v.private = newStore(&b.priv, cols, min(few, b.shape.MaxRows), fine)
 	}
 	return v
 }

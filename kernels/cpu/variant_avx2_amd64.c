@@ -54,6 +54,7 @@ FN rf r_flip_even(rf a) { return _mm256_xor_ps(a, _mm256_castsi256_ps(_mm256_set
 FN ri i_set1(int32_t x) { return _mm256_set1_epi32(x); }
 FN ri i_add(ri a, ri b) { return _mm256_add_epi32(a, b); }
 FN ri i_mul(ri a, ri b) { return _mm256_mullo_epi32(a, b); }
+FN ri i_128(ri a) { return _mm256_slli_epi32(a, 7); }
 FN rf i_cvt(ri a) { return _mm256_cvtepi32_ps(a); }
 FN ri i_s8(const int8_t *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 

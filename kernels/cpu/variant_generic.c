@@ -32,6 +32,7 @@ FN rf r_min(rf a, rf b) { ri m = a < b; return (rf)((m & (ri)a) | (~m & (ri)b));
 FN ri i_set1(int32_t x) { return (ri){x, x, x, x}; }
 FN ri i_add(ri a, ri b) { return a + b; }
 FN ri i_mul(ri a, ri b) { return a * b; }
+FN ri i_128(ri a) { return a * 128; }
 FN rf i_cvt(ri a) { return (rf){(float)a[0], (float)a[1], (float)a[2], (float)a[3]}; }
 FN ri i_s8(const int8_t *p) { return (ri){p[0], p[1], p[2], p[3]}; }
 FN rf r_keep(rf v, int n, rf o) { ri m = (ri){0, 1, 2, 3} < i_set1(n); return (rf)((m & (ri)v) | (~m & (ri)o)); }

@@ -91,7 +91,7 @@ func checkNorm(tb TB, d Device) {
 		table := normal(r, "table", kernels.F32, s.Vocab, width, math.Exp2(float64(i*4-8)))
 		w := normal(r, "w", kernels.F32, 1, width, 1)
 		run := func(k *kit) error {
-			x, y, a := k.NewBuffer(width), k.NewBuffer(width), k.NewAct(width)
+			x, y, a := k.NewBuffer(width), k.NewBuffer(width), k.NewAct(width, kernels.Coarse)
 			m := k.matrix(identity("identity", width), kernels.ByRow)
 			return first(
 				k.Embed(x, k.matrix(table, kernels.ByRow), batch(20)),
@@ -136,11 +136,14 @@ func signs(r *rand.Rand, vocab, width int) kernels.Tensor {
 	return encode("signs", kernels.F32, vocab, width, v)
 }
 
+var precisions = []kernels.Precision{kernels.Coarse, kernels.Fine}
+
 // productCase is rows rows of activations ±w times a matrix.
 type productCase struct {
-	weights kernels.Tensor
-	w       []float32
-	rows    int
+	precision kernels.Precision
+	weights   kernels.Tensor
+	w         []float32
+	rows      int
 }
 
 // program computes the product, and once more on top of it.
@@ -150,7 +153,7 @@ func (c productCase) program(r *rand.Rand) (kernels.Shape, kernels.Tensor, progr
 	s.Vocab = s.MaxRows
 	table := signs(r, s.Vocab, s.Width)
 	return s, table, func(k *kit) error {
-		x, y, a := k.NewBuffer(s.Width), k.NewBuffer(c.weights.Rows), k.NewAct(s.Width)
+		x, y, a := k.NewBuffer(s.Width), k.NewBuffer(c.weights.Rows), k.NewAct(s.Width, c.precision)
 		m := k.matrix(c.weights, kernels.ByRow)
 		return first(
 			k.Embed(x, k.matrix(table, kernels.ByRow), batch(c.rows)),
@@ -179,7 +182,11 @@ func (c productCase) check(tb TB, d Device, r *rand.Rand, what string) {
 		}
 		in := a
 		if d.Rounds && c.weights.Type >= kernels.Q4_0 {
-			in = ref.Quantised(a)
+			p := c.precision
+			if d.AlwaysFine {
+				p = kernels.Fine
+			}
+			in = ref.Quantised(a, p)
 		}
 		y, sum := make([]float64, c.weights.Rows), make([]float64, c.weights.Rows)
 		limit[i] = make([]float64, c.weights.Rows)
@@ -243,8 +250,11 @@ func checkProducts(tb TB, d Device) {
 				}
 			}
 			for _, n := range []int{1 + r.IntN(9), 10 + r.IntN(14)} {
-				c := productCase{normal(r, "weights", f, rows, cols, 0.1), w, n}
-				c.check(tb, d, r, fmt.Sprintf("%v %d×%d, %d rows", f, rows, cols, n))
+				weights := normal(r, "weights", f, rows, cols, 0.1)
+				for _, p := range precisions {
+					c := productCase{p, weights, w, n}
+					c.check(tb, d, r, fmt.Sprintf("%v %d×%d, %d rows, precision %d", f, rows, cols, n, p))
+				}
 			}
 		}
 	}
@@ -289,7 +299,9 @@ func extremes(r *rand.Rand, f kernels.Type) (cases []productCase) {
 				}
 			}
 		}
-		cases = append(cases, productCase{t, w, 9})
+		for _, p := range precisions {
+			cases = append(cases, productCase{p, t, w, 9})
+		}
 	}
 	return cases
 }
@@ -319,8 +331,8 @@ func checkSwiGLU(tb TB, d Device) {
 		gate, upper = encode("gate", kernels.F32, s.Hidden, s.Width, v), encode("up", kernels.F32, s.Hidden, s.Width, u)
 	}
 	run := func(k *kit) error {
-		x, a := k.NewBuffer(s.Width), k.NewAct(s.Width)
-		g, u, h, y := k.NewBuffer(s.Hidden), k.NewBuffer(s.Hidden), k.NewAct(s.Hidden), k.NewBuffer(s.Hidden)
+		x, a := k.NewBuffer(s.Width), k.NewAct(s.Width, kernels.Coarse)
+		g, u, h, y := k.NewBuffer(s.Hidden), k.NewBuffer(s.Hidden), k.NewAct(s.Hidden, kernels.Coarse), k.NewBuffer(s.Hidden)
 		id, gm, um := k.matrix(identity("identity", s.Hidden), kernels.ByRow), k.matrix(gate, kernels.ByRow), k.matrix(upper, kernels.ByRow)
 		return first(
 			k.Embed(x, k.matrix(table, kernels.ByRow), batch(20)),
@@ -402,8 +414,8 @@ func checkAttention(tb TB, d Device) {
 		wq, wk, wv, id := pick("q", q), pick("k", kv), pick("v", kv), identity("identity", q)
 		plan := cut(r, s, []int{s.Context - 1, s.Context / 2}, s.MaxRows, s.MaxRows)
 		run := func(k *kit) error {
-			x, a := k.NewBuffer(s.Width), k.NewAct(s.Width)
-			qb, kb, vb, y, att := k.NewBuffer(q), k.NewBuffer(kv), k.NewBuffer(kv), k.NewBuffer(q), k.NewAct(q)
+			x, a := k.NewBuffer(s.Width), k.NewAct(s.Width, kernels.Coarse)
+			qb, kb, vb, y, att := k.NewBuffer(q), k.NewBuffer(kv), k.NewBuffer(kv), k.NewBuffer(q), k.NewAct(q, kernels.Coarse)
 			t, mq, mk, mv, mi := k.matrix(table, kernels.ByRow), k.matrix(wq, kernels.ByRow), k.matrix(wk, kernels.ByUnit), k.matrix(wv, kernels.ByUnit), k.matrix(id, kernels.ByRow)
 			norm := k.vector(floats("w", w))
 			for _, b := range plan {
@@ -463,8 +475,8 @@ func checkCache(tb TB, d Device) {
 	for part := 0; part < len(all); part += s.Width {
 		w := all[part : part+s.Width]
 		run := func(k *kit) error {
-			x, a := k.NewBuffer(s.Width), k.NewAct(s.Width)
-			qb, kb, vb, y, att := k.NewBuffer(q), k.NewBuffer(q), k.NewBuffer(q), k.NewBuffer(q), k.NewAct(q)
+			x, a := k.NewBuffer(s.Width), k.NewAct(s.Width, kernels.Coarse)
+			qb, kb, vb, y, att := k.NewBuffer(q), k.NewBuffer(q), k.NewBuffer(q), k.NewBuffer(q), k.NewAct(q, kernels.Coarse)
 			id, zero := k.matrix(identity("identity", s.Width), kernels.ByUnit), k.matrix(nothing, kernels.ByRow)
 			zk := k.matrix(nothing, kernels.ByUnit)
 			out := k.matrix(identity("out", q), kernels.ByRow)

@@ -49,6 +49,8 @@ type Device struct {
 	// Rounds says that the device rounds activations to 8 bits where they meet
 	// quantised weights, and the KV cache to binary16.
 	Rounds bool
+	// AlwaysFine says that it rounds all activations as fine ones.
+	AlwaysFine bool
 	// Slow devices are spared the larger scenarios.
 	Slow bool
 	// Teams are the sizes of teams to test; the first is the yardstick.
@@ -157,7 +159,7 @@ func reference(tb TB, d Device, name string, o Options, p program) results {
 	for u := range units {
 		units[u] = garbage(int(o.Shape.UnitPageBytes(ref.ElemBytes)) * pagesOf(o))
 	}
-	b := ref.New(ref.Options{Shape: o.Shape, Rope: o.Rope, Quantise: d.Rounds, HalfCache: d.Rounds})
+	b := ref.New(ref.Options{Shape: o.Shape, Rope: o.Rope, Quantise: d.Rounds, AlwaysFine: d.AlwaysFine, HalfCache: d.Rounds})
 	if err := b.OpenKV(units); err != nil {
 		tb.Fatalf("reference: %v", err)
 	}

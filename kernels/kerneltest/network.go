@@ -129,7 +129,7 @@ func (n network) program(plan []*kernels.Batch, eps float32) program {
 	return func(k *kit) error {
 		// Memory for values is made before matrices are bound on purpose.
 		x, qb, kb, vb, gb, ub := k.NewBuffer(s.Width), k.NewBuffer(q), k.NewBuffer(kv), k.NewBuffer(kv), k.NewBuffer(s.Hidden), k.NewBuffer(s.Hidden)
-		a, att, h := k.NewAct(s.Width), k.NewAct(q), k.NewAct(s.Hidden)
+		a, att, h := k.NewAct(s.Width, kernels.Coarse), k.NewAct(q, kernels.Fine), k.NewAct(s.Hidden, kernels.Coarse)
 		emb, hm, ln := k.matrix(table, kernels.ByRow), k.matrix(head, kernels.ByRow), k.vector(last)
 		type bound struct {
 			n1, n2                     kernels.Vector

@@ -29,6 +29,8 @@ type Options struct {
 	// Quantise rounds activations where they meet quantised weights: each 32 of
 	// them to whole multiples of a 127th of their largest magnitude.
 	Quantise bool
+	// AlwaysFine rounds all activations as fine ones.
+	AlwaysFine bool
 	// HalfCache rounds keys and values to binary16.
 	HalfCache bool
 }
@@ -105,7 +107,10 @@ func (*Buffer) Buffer() {}
 func (v *Buffer) Row(r int) []float64 { return v.rows[r] }
 
 // Act is rows of activations.
-type Act struct{ rows [][]float64 }
+type Act struct {
+	rows      [][]float64
+	precision kernels.Precision
+}
 
 // Act implements kernels.Act.
 func (*Act) Act() {}
@@ -140,7 +145,9 @@ func (b *Backend) Vector(w kernels.Packed) kernels.Vector { return vector{bind(w
 func (b *Backend) NewBuffer(cols int) kernels.Buffer { return &Buffer{rows(b.o.Shape.MaxRows, cols)} }
 
 // NewAct implements kernels.Backend.
-func (b *Backend) NewAct(cols int) kernels.Act { return &Act{rows(b.o.Shape.MaxRows, cols)} }
+func (b *Backend) NewAct(cols int, p kernels.Precision) kernels.Act {
+	return &Act{rows(b.o.Shape.MaxRows, cols), p}
+}
 
 // OpenKV implements kernels.Backend.
 func (b *Backend) OpenKV(units [][]byte) error {
@@ -180,16 +187,19 @@ func norm(out, x []float64, w vector, eps float32) {
 }
 
 // input is a row of activations as m takes it.
-func (b *Backend) input(m matrix, a []float64) []float64 {
+func (b *Backend) input(m matrix, a []float64, p kernels.Precision) []float64 {
 	if !b.o.Quantise || m.Type < kernels.Q4_0 {
 		return a
 	}
-	return Quantised(a)
+	if b.o.AlwaysFine {
+		p = kernels.Fine
+	}
+	return Quantised(a, p)
 }
 
-// Quantised is a row of activations after it was rounded to 8 bits, in the
-// arithmetic that the rounding is defined in: float32.
-func Quantised(a []float64) []float64 {
+// Quantised is a row of activations after it was rounded to 8 bits, or to 7 more
+// if it is to be fine, in the arithmetic that the rounding is defined in: float32.
+func Quantised(a []float64, p kernels.Precision) []float64 {
 	out := make([]float64, len(a))
 	for b := 0; b < len(a); b += 32 {
 		var top float32
@@ -201,7 +211,12 @@ func Quantised(a []float64) []float64 {
 		}
 		d, inverse := top/127, 127/top
 		for i, v := range a[b : b+32] {
-			out[b+i] = float64(d) * math.RoundToEven(float64(float32(v)*inverse))
+			x := float64(float32(v) * inverse)
+			n := math.RoundToEven(x)
+			if p == kernels.Fine {
+				n += math.RoundToEven((x-n)*128) / 128
+			}
+			out[b+i] = float64(d) * n
 		}
 	}
 	return out
@@ -219,7 +234,7 @@ func product(m matrix, row int, a []float64) float64 {
 func (b *Backend) Linear(out kernels.Buffer, m kernels.Matrix, a kernels.Act, n int) error {
 	b.steps++
 	for r := range n {
-		in := b.input(m.(matrix), a.(*Act).rows[r])
+		in := b.input(m.(matrix), a.(*Act).rows[r], a.(*Act).precision)
 		for c := range out.(*Buffer).rows[r] {
 			out.(*Buffer).rows[r][c] = product(m.(matrix), c, in)
 		}
@@ -231,7 +246,7 @@ func (b *Backend) Linear(out kernels.Buffer, m kernels.Matrix, a kernels.Act, n 
 func (b *Backend) LinearAdd(x kernels.Buffer, m kernels.Matrix, a kernels.Act, n int) error {
 	b.steps++
 	for r := range n {
-		in := b.input(m.(matrix), a.(*Act).rows[r])
+		in := b.input(m.(matrix), a.(*Act).rows[r], a.(*Act).precision)
 		for c := range x.(*Buffer).rows[r] {
 			x.(*Buffer).rows[r][c] += product(m.(matrix), c, in)
 		}
@@ -353,7 +368,7 @@ func (b *Backend) Logits(x kernels.Buffer, w kernels.Vector, eps float32, head k
 	for i, r := range batch.Out {
 		a := make([]float64, m.Cols)
 		norm(a, x.(*Buffer).rows[r], w.(vector), eps)
-		a = b.input(m, a)
+		a = b.input(m, a, kernels.Fine)
 		out[i] = make([]float32, m.Rows)
 		for c := range out[i] {
 			out[i][c] = float32(product(m, c, a))

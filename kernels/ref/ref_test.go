@@ -55,7 +55,7 @@ func TestRowOperations(t *testing.T) {
 	b := New(small())
 	batch := &kernels.Batch{Tokens: []int32{2, 0}, Pos: []int32{0, 1}, Seq: []int32{0, 0}}
 	x, y := b.NewBuffer(2).(*Buffer), b.NewBuffer(2).(*Buffer)
-	a := b.NewAct(2).(*Act)
+	a := b.NewAct(2, kernels.Coarse).(*Act)
 	m := b.Matrix(packed(t, 2, 2, 1, 2, 3, 4), kernels.ByRow)
 	b.Embed(x, b.Matrix(packed(t, 3, 2, 3, 4, 0, 0, 1, 7), kernels.ByRow), batch)
 	near(t, "embedding of token 2", x.Row(0), 1, 7)
@@ -93,7 +93,7 @@ func TestAttention(t *testing.T) {
 	}
 	batch := &kernels.Batch{Tokens: make([]int32, 3), Pos: []int32{0, 1, 2}, Seq: []int32{0, 0, 0}, Pages: [][]uint32{{2, 0}}}
 	q, k, v := b.NewBuffer(4).(*Buffer), b.NewBuffer(2).(*Buffer), b.NewBuffer(2).(*Buffer)
-	a := b.NewAct(4).(*Act)
+	a := b.NewAct(4, kernels.Coarse).(*Act)
 	s := math.Sqrt2 * math.Ln2 // a score of ln 2 after the division by √2
 	for r := range 3 {
 		copy(v.Row(r), []float64{float64(r + 1), 10})
@@ -120,13 +120,20 @@ func TestQuantised(t *testing.T) {
 	in := make([]float64, 96)
 	in[0], in[1], in[2], in[3], in[4] = -127, 1.4, 1.5, 2.5, 0.49
 	in[64] = 1e-35 // the third block is too small to have a scale
-	out := Quantised(in)
+	out := Quantised(in, kernels.Coarse)
 	near(t, "a scale of 1", out[:6], -127, 1, 2, 2, 0, 0)
 	for i, v := range out[32:] {
 		if v != 0 {
 			t.Errorf("element %d is %v, want 0", 32+i, v)
 		}
 	}
+}
+
+func TestQuantisedFine(t *testing.T) {
+	in := make([]float64, 32)
+	in[0], in[1], in[2], in[3] = -127, 1.4, 2.5, 0x1p-9
+	out := Quantised(in, kernels.Fine)
+	near(t, "128ths", out[:5], -127, 179.0/128, 2.5, 0, 0)
 }
 
 func TestHalfCacheRounds(t *testing.T) {
@@ -139,7 +146,7 @@ func TestHalfCacheRounds(t *testing.T) {
 	batch := &kernels.Batch{Tokens: make([]int32, 1), Pos: []int32{0}, Seq: []int32{0}, Pages: [][]uint32{{0}}}
 	q, k, v := b.NewBuffer(4).(*Buffer), b.NewBuffer(2).(*Buffer), b.NewBuffer(2).(*Buffer)
 	copy(v.Row(0), []float64{1 + 0x1p-11, 1 + 0x3p-11}) // ties, to even
-	a := b.NewAct(4).(*Act)
+	a := b.NewAct(4, kernels.Coarse).(*Act)
 	b.RopeAppend(0, q, k, v, batch)
 	b.Attend(0, a, q, batch)
 	near(t, "values", a.Row(0)[:2], 1, 1+0x4p-11)

@@ -19,10 +19,11 @@ type Network struct {
 	norm        kernels.Vector
 	layers      []layer
 
-	x             kernels.Buffer // the residual stream, whole
-	q, k, v       kernels.Buffer
-	gate, up      kernels.Buffer
-	in, att, hide kernels.Act
+	x         kernels.Buffer // the residual stream, whole
+	q, k, v   kernels.Buffer
+	gate, up  kernels.Buffer
+	in, att   kernels.Act // of attention, fine
+	ffn, hide kernels.Act
 }
 
 type layer struct {
@@ -96,7 +97,11 @@ func New(c *Config, img *weights.Image, b kernels.Backend) (*Network, error) {
 	n.x = b.NewBuffer(c.Width)
 	n.q, n.k, n.v = b.NewBuffer(q), b.NewBuffer(kv), b.NewBuffer(kv)
 	n.gate, n.up = b.NewBuffer(c.Hidden), b.NewBuffer(c.Hidden)
-	n.in, n.att, n.hide = b.NewAct(c.Width), b.NewAct(q), b.NewAct(c.Hidden)
+	// What attention makes of rounded activations costs more than it saves: it is a
+	// quarter of the work, and half of what rounding loses. Together with the head
+	// (see Backend.Logits) it is kept fine.
+	n.in, n.att = b.NewAct(c.Width, kernels.Fine), b.NewAct(q, kernels.Fine)
+	n.ffn, n.hide = b.NewAct(c.Width, kernels.Coarse), b.NewAct(c.Hidden, kernels.Coarse)
 	return n, nil
 }
 
@@ -121,9 +126,9 @@ func (n *Network) Forward(b *kernels.Batch) (kernels.Logits, error) {
 			ok(d.Attend(i, n.att, n.q, b)) &&
 			ok(d.LinearAdd(n.x, l.o, n.att, rows)) &&
 
-			ok(d.Norm(n.in, n.x, l.ffnNorm, n.c.Eps, rows)) &&
-			ok(d.Linear(n.gate, l.gate, n.in, rows)) &&
-			ok(d.Linear(n.up, l.up, n.in, rows)) &&
+			ok(d.Norm(n.ffn, n.x, l.ffnNorm, n.c.Eps, rows)) &&
+			ok(d.Linear(n.gate, l.gate, n.ffn, rows)) &&
+			ok(d.Linear(n.up, l.up, n.ffn, rows)) &&
 			ok(d.SwiGLU(n.hide, n.gate, n.up, rows)) &&
 			ok(d.LinearAdd(n.x, l.down, n.hide, rows))
 		if err != nil {

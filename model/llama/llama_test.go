@@ -215,7 +215,7 @@ func TestGreedyAnswers(t *testing.T) {
 	for _, set := range []struct {
 		name   string
 		excuse float64
-	}{{cpu.Float32, 2e-3}, {cpu.Quantised, 0.5}} {
+	}{{cpu.Float32, 2e-3}, {cpu.Fine, 0.02}, {cpu.Fast, 0.5}} {
 		t.Run(set.name, func(t *testing.T) {
 			tm := newTeam(t, c, img, teamOptions{set: set.name, ranks: 2, maxRows: 256, maxOut: 1, context: 1024, pages: 16})
 			same, flips := 0, 0
@@ -274,7 +274,7 @@ func TestSameBitsWhateverHappensAround(t *testing.T) {
 	}
 	text = text[:150] // three pages, the last one in part
 	other := prompt[1].Tokens
-	for _, set := range []string{cpu.Quantised, cpu.Float32} {
+	for _, set := range []string{cpu.Fine, cpu.Fast, cpu.Float32} {
 		t.Run(set, func(t *testing.T) {
 			o := teamOptions{set: set, ranks: 1, maxRows: 512, maxOut: 512, context: 1024, pages: 24}
 			want := logitsOf(newTeam(t, c, img, o), newSeq(0, 1, 2), text, 512)
@@ -287,7 +287,7 @@ func TestSameBitsWhateverHappensAround(t *testing.T) {
 				}
 			}
 			chunks := []int{1, 7, 64}
-			if set == cpu.Float32 {
+			if set != cpu.Fine {
 				chunks = []int{7}
 			}
 			tm := newTeam(t, c, img, o)
@@ -331,7 +331,7 @@ func TestSameBitsWhateverHappensAround(t *testing.T) {
 // lets the tests of the whole appliance compare texts.
 func TestEveryCachedByteMatters(t *testing.T) {
 	c, img := image(t, tiny(t), 256)
-	o := teamOptions{set: cpu.Quantised, ranks: 1, maxRows: 128, maxOut: 1, context: 256, pages: 4}
+	o := teamOptions{set: cpu.Fast, ranks: 1, maxRows: 128, maxOut: 1, context: 256, pages: 4}
 	tm := newTeam(t, c, img, o)
 	text := make([]int32, 70)
 	for i := range text {
