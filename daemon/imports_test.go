@@ -65,6 +65,7 @@ var allowed = map[string]string{
 	// The program: the only place that names concrete backends.
 	"daemon":        "*",
 	"packaging/gen": "daemon/cli daemon/config daemon/observe",
+	"scripts/bench": "kernels/cpu/roof model/family",
 }
 
 // pure packages may not import what would make their decisions depend on anything
@@ -129,7 +130,7 @@ func TestImportsPointDownwards(t *testing.T) {
 			}
 		}
 	}
-	layers := map[string]int{"gpu": 0, "kernels": 1, "model": 2, "daemon": 3, "packaging": 4}
+	layers := map[string]int{"gpu": 0, "kernels": 1, "model": 2, "daemon": 3, "packaging": 4, "scripts": 4}
 	for name, rule := range allowed {
 		top, _, _ := strings.Cut(name, "/")
 		for _, f := range strings.Fields(rule) {

@@ -218,7 +218,7 @@ func (s *server) makePlan() error {
 		share := c.KV.CPUBytes.Bytes() / int64(g.Replicas())
 		if share < need {
 			return fmt.Errorf("kv.cpu_bytes: each of %d replicas gets %s, and one sequence of the window's %d tokens takes %s: set kv.cpu_bytes to %s or more, or model.context_length lower",
-				g.Replicas(), config.Size(share).Human(), window, config.Size(need).Human(), config.Size(need*int64(g.Replicas())).Human())
+				g.Replicas(), config.Size(share).Human(), window, config.Size(need).Human(), config.Size(need*int64(g.Replicas())).Enough())
 		}
 		g.Pages = int(share / layout.PageBytes())
 		if g == &p.Prefill {

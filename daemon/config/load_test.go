@@ -362,9 +362,18 @@ func write(t *testing.T, path, text string) {
 }
 
 func TestSizesForPeople(t *testing.T) {
-	for size, want := range map[Size]string{0: "0B", 1023: "1023B", 1024: "1.00KiB", 1536 << 10: "1.50MiB", 188 << 20: "188MiB", 16106223968 << 10: "15.0TiB", 2 << 30: "2.00GiB", 25 << 30: "25.0GiB"} {
+	for size, want := range map[Size]string{0: "0B", 1023: "1023B", 1024: "1KiB", 1536 << 10: "1.5MiB", 188 << 20: "188MiB", 15 << 40: "15TiB", 2 << 30: "2GiB", 25<<30 + 300<<20: "25.3GiB", 1000<<20 + 1: "1000MiB"} {
 		if got := size.Human(); got != want {
 			t.Errorf("%d: %s, want %s", int64(size), got, want)
+		}
+	}
+}
+
+func TestTheSizeThatIsEnoughIsEnough(t *testing.T) {
+	for _, size := range []Size{1, 1023, 1025, 188<<20 + 1, 1<<30 - 1, 25<<30 + 7, 15<<40 + 12345} {
+		got, err := parseSize(size.Enough())
+		if err != nil || got < size || float64(got) > 1.01*float64(size) {
+			t.Errorf("%d: %s is %d (%v)", size, size.Enough(), got, err)
 		}
 	}
 }

@@ -88,12 +88,23 @@ func (s Size) String() string {
 	return strconv.FormatInt(int64(s), 10) + "B"
 }
 
-// Human writes the size for people, to three digits: "15.2GiB".
-func (s Size) Human() string {
+// Human writes the size for people, to three digits: "15.2GiB", "16MiB".
+func (s Size) Human() string { return s.people(math.Round) }
+
+// Enough is Human rounded up, for a size that somebody is told to set: what it names is not less than s.
+func (s Size) Enough() string { return s.people(math.Ceil) }
+
+func (s Size) people(round func(float64) float64) string {
 	for _, u := range sizeUnits[:4] {
-		if v := float64(s) / float64(u.bytes); v >= 1 {
-			return strconv.FormatFloat(v, 'f', max(0, 2-len(strconv.Itoa(int(v)))+1), 64) + u.name
+		v := float64(s) / float64(u.bytes)
+		if v < 1 {
+			continue
 		}
+		scale := 1.0
+		for d := v; d < 100; d *= 10 {
+			scale *= 10
+		}
+		return strconv.FormatFloat(round(v*scale)/scale, 'f', -1, 64) + u.name
 	}
 	return s.String()
 }
