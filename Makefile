@@ -39,7 +39,7 @@ bench: build model ## speed through the endpoint beside the machine's bounds; PE
 	$(GO) run ./scripts/bench $(if $(PEER),-peer $(PEER)) bin/tandem
 
 quality: build model ## what the 8-bit activations of the fast kernels lose against float32
-	TANDEM_TEST_NEEDS_MODEL=1 $(GO) test -count=1 -v -timeout 1h -run '^TestQuality$$' ./model/llama -positions=8192
+	TANDEM_TEST_NEEDS_MODEL=1 $(GO) test -count=1 -v -timeout 1h -run '^TestQuality$$' ./model/llama -positions=4608
 
 man: check-tools ## out/man: the manual pages
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || date +%s) $(GO) run ./packaging/gen man out/man
