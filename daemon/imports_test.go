@@ -52,15 +52,17 @@ var allowed = map[string]string{
 	"daemon/observe":     "daemon/fault daemon/ident",
 	"daemon/wire":        "daemon/fault daemon/ident gpu/pagepool model/sample",
 	"daemon/spawn":       "daemon/ident daemon/transfer daemon/wire gpu/hostsync",
-	"daemon/supervise":   "daemon/ident daemon/spawn daemon/transfer daemon/wire gpu/hostmem gpu/share model",
-	"daemon/control":     "daemon/admit daemon/fault daemon/ident daemon/observe daemon/request daemon/spawn daemon/supervise daemon/transfer daemon/wire gpu/pagepool model/sample",
+	"daemon/supervise":   "",
+	"daemon/core":        "daemon/admit daemon/fault daemon/ident daemon/observe daemon/request daemon/supervise daemon/transfer daemon/wire gpu/pagepool model",
+	"daemon/generation":  "daemon/core daemon/ident daemon/spawn daemon/transfer daemon/wire gpu/hostmem gpu/share model",
+	"daemon/control":     "daemon/core daemon/fault daemon/generation daemon/ident daemon/observe daemon/request daemon/wire",
 	"daemon/worker":      "daemon/batch daemon/fault daemon/ident daemon/request daemon/spawn daemon/transfer daemon/wire gpu/hostmem gpu/hostsync gpu/pagepool gpu/share kernels model model/family model/sample model/weights",
 	"daemon/api":         "daemon/api/jsonin daemon/api/jsonout daemon/fault daemon/ident daemon/request model/chat model/sample model/token",
 	"daemon/api/jsonin":  "",
 	"daemon/api/jsonout": "",
 	"daemon/api/apitest": "daemon/api daemon/fault daemon/ident daemon/request",
-	"daemon/admin":       "daemon/control daemon/fault daemon/ident daemon/observe",
-	"daemon/cli":         "daemon/admin daemon/config daemon/control daemon/observe model model/catalog model/family model/weights",
+	"daemon/admin":       "daemon/control daemon/core daemon/fault daemon/ident daemon/observe",
+	"daemon/cli":         "daemon/admin daemon/config daemon/core daemon/observe model model/catalog model/family model/weights",
 
 	// The program: the only place that names concrete backends.
 	"daemon":        "*",
@@ -70,7 +72,7 @@ var allowed = map[string]string{
 
 // pure packages may not import what would make their decisions depend on anything
 // but their arguments.
-var pure = strings.Fields("daemon/admit daemon/batch daemon/transfer daemon/request gpu/pagepool")
+var pure = strings.Fields("daemon/admit daemon/batch daemon/transfer daemon/request daemon/supervise daemon/core gpu/pagepool")
 
 var impure = strings.Fields("os net sync sync/atomic io context log log/slog math/rand math/rand/v2 crypto/rand runtime unsafe syscall")
 

@@ -22,6 +22,9 @@ import (
 	"tandem/daemon/cli"
 	"tandem/daemon/config"
 	"tandem/daemon/control"
+	"tandem/daemon/core"
+	"tandem/daemon/generation"
+	"tandem/daemon/ident"
 	"tandem/daemon/observe"
 	"tandem/daemon/request"
 	"tandem/daemon/spawn"
@@ -89,7 +92,7 @@ type server struct {
 	keys    *config.APIKeys
 	metrics *observe.Metrics
 	loop    *control.Loop
-	plan    supervise.Plan
+	plan    generation.Plan
 	closers []func() error
 	stop    chan string // why to stop
 	told    sync.Once   // that it is ready
@@ -194,9 +197,9 @@ func (s *server) makePlan() error {
 	elem := cpu.ElemBytes(set(c))
 	layout := s.model.Layout(elem)
 	transports := map[string]transfer.Transport{"handover": transfer.Handover, "pull": transfer.Pull, "push": transfer.Push}
-	p := supervise.Plan{
-		Prefill:   supervise.Group{Devices: c.Prefill.Devices, Degree: c.Prefill.TensorParallel, MaxRows: c.Prefill.ChunkTokens, MaxOut: 1},
-		Decode:    supervise.Group{Devices: c.Decode.Devices, Degree: c.Decode.TensorParallel, MaxRows: c.Decode.MaxBatch, MaxOut: c.Decode.MaxBatch},
+	p := generation.Plan{
+		Prefill:   generation.Group{Devices: c.Prefill.Devices, Degree: c.Prefill.TensorParallel, MaxRows: c.Prefill.ChunkTokens, MaxOut: 1},
+		Decode:    generation.Group{Devices: c.Decode.Devices, Degree: c.Decode.TensorParallel, MaxRows: c.Decode.MaxBatch, MaxOut: c.Decode.MaxBatch},
 		Model:     s.file,
 		Context:   window,
 		Kernels:   set(c),
@@ -211,7 +214,7 @@ func (s *server) makePlan() error {
 	}
 	need := int64(layout.Pages(window)) * layout.PageBytes()
 	groups := int64(1)
-	for _, g := range []*supervise.Group{&p.Decode, &p.Prefill} {
+	for _, g := range []*generation.Group{&p.Decode, &p.Prefill} {
 		if g == &p.Prefill && p.Transport == transfer.Handover {
 			continue
 		}
@@ -271,23 +274,31 @@ func (s *server) run(ctx context.Context) error {
 	c := s.cfg
 	s.stop = make(chan string, 4)
 	d := &c.Deadlines
-	packer := func(ctx context.Context, sp *spawn.Spawner, progress func(done, total int64)) (*os.File, []byte, error) {
+	sp := spawn.NewSpawner()
+	prepare := func(ctx context.Context, progress func(string)) error {
 		key := s.model.ImageKey("cpu", s.plan.Context)
 		plan, err := s.model.Plan(cpu.NewPacker(), s.plan.Context)
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
-		image, err := supervise.Pack(ctx, sp, s.file, s.plan.Context, plan.Bytes(), key[:], s.plan.Env, progress)
+		image, err := generation.Pack(ctx, sp, s.file, s.plan.Context, plan.Bytes(), key[:], s.plan.Env, func(done, total int64) {
+			progress(fmt.Sprintf("loading weights, %d of %d MiB", done>>20, total>>20))
+		})
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
 		ro, err := image.ReadOnly()
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
 		s.later(ro.Close)
 		s.later(image.Close)
-		return ro, key[:], nil
+		s.plan.Image, s.plan.ImageKey = ro, key[:]
+		return nil
+	}
+	launch := func(g ident.Generation, sink func(generation.Report)) (control.Generation, error) {
+		gen, err := generation.Launch(sp, &s.plan, g, sink)
+		return gen, err
 	}
 	var states []string
 	for _, st := range request.LiveStates() {
@@ -296,14 +307,17 @@ func (s *server) run(ctx context.Context) error {
 	s.metrics = observe.NewMetrics(observe.MetricsOptions{Build: s.build, ConfigDigest: c.Digest(), RequestStates: states, PageStates: pageStates(), Limits: []string{"max_requests", "max_queued"},
 		Snapshot: s.snapshot, Dropped: s.log.Dropped, Edges: s.edges()})
 	s.loop = control.New(control.Options{
-		Plan: s.plan,
-		Supervise: supervise.Limits{Start: startLimit, Reap: reapLimit, Budget: c.Restart.Budget, Window: c.Restart.Window.D(),
-			BackoffMin: c.Restart.BackoffMin.D(), BackoffMax: c.Restart.BackoffMax.D()},
-		Request: request.Limits{Queue: d.Queue.D(), Reserve: d.Reserve.D(), PrefillStall: d.PrefillStall.D(), Handoff: d.Handoff.D(), Transfer: d.Transfer.D(),
-			Verify: d.Verify.D(), FirstToken: d.FirstToken.D(), TokenStall: d.TokenStall.D(), Drain: clientRest + 2*time.Second, Request: d.Request.D(), MaxAttempts: c.Limits.MaxAttempts},
-		Admit:    admit.Limits{Running: c.Limits.MaxRequests, Queued: c.Limits.MaxQueued},
-		MaxBatch: c.Decode.MaxBatch, Progress: d.Progress.D(), Quarantine: d.Quarantine.D(), Headroom: headroom,
-		Canary: s.canary(), Store: s.store, Log: s.log, Meter: s.metrics, Prepare: packer, Notify: s.notify,
+		Core: core.Options{
+			Ranks: s.plan.Ranks(), Layout: s.plan.Layout, Context: s.plan.Context, Transport: s.plan.Transport,
+			DecodePages: s.plan.Decode.Pages, PrefillPages: s.plan.Prefill.Pages, Slots: s.plan.Slots, MaxBatch: c.Decode.MaxBatch,
+			Supervise: supervise.Limits{Start: startLimit, Reap: reapLimit, Budget: c.Restart.Budget, Window: c.Restart.Window.D(),
+				BackoffMin: c.Restart.BackoffMin.D(), BackoffMax: c.Restart.BackoffMax.D()},
+			Request: request.Limits{Queue: d.Queue.D(), Reserve: d.Reserve.D(), PrefillStall: d.PrefillStall.D(), Handoff: d.Handoff.D(), Transfer: d.Transfer.D(),
+				Verify: d.Verify.D(), FirstToken: d.FirstToken.D(), TokenStall: d.TokenStall.D(), Drain: clientRest + 2*time.Second, Request: d.Request.D(), MaxAttempts: c.Limits.MaxAttempts},
+			Admit:    admit.Limits{Running: c.Limits.MaxRequests, Queued: c.Limits.MaxQueued},
+			Progress: d.Progress.D(), Quarantine: d.Quarantine.D(), Headroom: headroom, Canary: s.canary(),
+		},
+		Store: s.store, Log: s.log, Meter: s.metrics, Prepare: prepare, Launch: launch, Notify: s.notify,
 	})
 
 	var keys []string

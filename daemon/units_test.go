@@ -24,7 +24,7 @@ import (
 
 	"tandem/daemon/admin"
 	"tandem/daemon/cli"
-	"tandem/daemon/control"
+	"tandem/daemon/core"
 	"tandem/model/modeltest"
 )
 
@@ -553,7 +553,7 @@ func killedWorker(m *machine) {
 				m.Fatalf("no text: %v", err)
 			}
 		}
-		i := slices.IndexFunc(before.Ranks, func(r control.RankView) bool { return r.Role.String() == role })
+		i := slices.IndexFunc(before.Ranks, func(r core.RankView) bool { return r.Role.String() == role })
 		if i < 0 {
 			m.Fatalf("no %s worker", role)
 		}
@@ -571,7 +571,7 @@ func killedWorker(m *machine) {
 		if after.PID != before.PID || m.number("NRestarts") != 0 {
 			m.Error("the daemon was restarted; only the workers should be")
 		}
-		var rec control.Record
+		var rec core.Record
 		if err := json.Unmarshal([]byte(m.sh("tandem requests show --json "+a.id)), &rec); err != nil {
 			m.Fatal(err)
 		}

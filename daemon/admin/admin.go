@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tandem/daemon/control"
+	"tandem/daemon/core"
 	"tandem/daemon/fault"
 	"tandem/daemon/ident"
 	"tandem/daemon/observe"
@@ -27,9 +28,9 @@ import (
 
 // Loop is what the socket needs of the control loop.
 type Loop interface {
-	View(limit time.Duration) (control.View, error)
-	Requests(limit time.Duration) ([]control.RequestView, error)
-	Story(id ident.Request, limit time.Duration) (*control.Record, error)
+	View(limit time.Duration) (core.View, error)
+	Requests(limit time.Duration) ([]core.RequestView, error)
+	Story(id ident.Request, limit time.Duration) (*core.Record, error)
 	Restart(reason string) error
 	Cancel(id ident.Request) error
 	DumpWorkers() error
@@ -47,7 +48,7 @@ type Options struct {
 // Status is the answer to GET /status.
 type Status struct {
 	Build observe.BuildInfo `json:"build"`
-	control.View
+	core.View
 }
 
 // answerIn bounds how long a question waits for the control loop.

@@ -24,7 +24,7 @@ import (
 	"time"
 
 	"tandem/daemon/admin"
-	"tandem/daemon/control"
+	"tandem/daemon/core"
 	"tandem/model/modeltest"
 )
 
@@ -248,7 +248,7 @@ func (a *appliance) settled() {
 	})
 }
 
-func (a *appliance) stories(id string) (r control.Record) {
+func (a *appliance) stories(id string) (r core.Record) {
 	a.t.Helper()
 	if err := a.ask("/requests/"+id, &r); err != nil {
 		a.t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tandem/daemon/admin"
-	"tandem/daemon/control"
+	"tandem/daemon/core"
 )
 
 func (p *Program) statusCmd() *cobra.Command {
@@ -108,7 +108,7 @@ func (p *Program) requestsCmd() *cobra.Command {
 			if err != nil {
 				return fail(ExitFailed, err)
 			}
-			var rs []control.RequestView
+			var rs []core.RequestView
 			if err := cl.call(cmd.Context(), "GET", "/requests", nil, &rs); err != nil {
 				return fail(ExitFailed, err)
 			}
@@ -136,7 +136,7 @@ func (p *Program) requestsCmd() *cobra.Command {
 			if err != nil {
 				return fail(ExitFailed, err)
 			}
-			var r control.Record
+			var r core.Record
 			if err := cl.call(cmd.Context(), "GET", "/requests/"+url.PathEscape(args[0]), nil, &r); err != nil {
 				return fail(ExitFailed, err)
 			}
@@ -159,7 +159,7 @@ func (p *Program) requestsCmd() *cobra.Command {
 	return c
 }
 
-func showRecord(w io.Writer, r *control.Record) {
+func showRecord(w io.Writer, r *core.Record) {
 	outcome := r.Outcome
 	if outcome == "" {
 		outcome = "running"

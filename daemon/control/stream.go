@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"tandem/daemon/core"
 	"tandem/daemon/fault"
 	"tandem/daemon/request"
 )
@@ -12,8 +13,8 @@ import (
 // the client, and that goroutine's wishes back. What it holds is bounded by the
 // request's token limit; the loop never waits for it.
 type Stream struct {
-	loop *Loop
-	live *live // touched by the loop alone
+	loop   *Loop
+	ticket core.Ticket // touched by the loop alone
 
 	mu     sync.Mutex // guards what follows
 	tokens []int32

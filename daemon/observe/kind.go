@@ -31,6 +31,7 @@ const (
 	WorkerStalled
 	WorkerProtocol
 	WorkerLog
+	DaemonStacks
 
 	RequestState
 	RequestDone
@@ -177,7 +178,8 @@ var defs = [kinds]def{
 		"A worker sent what it must not: @TANDEM_REASON@",
 		"The whole generation is ended and the next one begun; running requests continue in it.",
 		"This is a fault of the software or of the memory. \"tandem version\" must say the same for daemon and workers; then \"tandem bundle\"."},
-	WorkerLog: {name: "worker.log", level: info},
+	WorkerLog:    {name: "worker.log", level: info},
+	DaemonStacks: {name: "daemon.stacks", level: info},
 
 	RequestState: {name: "request.state", level: fine},
 	RequestDone:  {name: "request.done", level: info},

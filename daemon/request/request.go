@@ -398,6 +398,22 @@ func (m Machine) end(started bool, now Instant) (Machine, []Action, bool) {
 	return m, []Action{End}, false
 }
 
+// LastTry reports whether the attempt that is out, or the next one if the request
+// is queued, is the last that the request gets, after others that brought no token.
+func (m *Machine) LastTry(l *Limits) bool {
+	n := m.Barren
+	if m.State == Queued {
+		n++
+	}
+	return n > 1 && n >= l.MaxAttempts
+}
+
+// Limit is how long the state may last without progress.
+func (m *Machine) Limit(l *Limits) time.Duration {
+	d, _ := l.of(m)
+	return d
+}
+
 // Due is when a Tick will next do something, if nothing else happens before.
 func (m *Machine) Due(l *Limits) Instant {
 	if m.State == Gone {

@@ -1,7 +1,5 @@
-// Package supervise is one generation's life: when it is started, when it is
-// over, and how long to wait before the next. Machine decides, and is pure;
-// Generation acts: it makes the shared memory of a generation, starts its ranks,
-// kills and reaps them. The control loop owns both.
+// Package supervise decides one generation's life: when it is started, when it is
+// over, and how long to wait before the next. It is pure.
 //
 // Both groups live and die together. Any rank that exits, breaks the protocol or
 // stops making progress ends the generation, and the next starts only when every

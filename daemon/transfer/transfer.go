@@ -193,26 +193,24 @@ func (t Transfer) Step(ev Event) (next Transfer, acts []Action, ignored bool) {
 		if t.State != Reserving || t.Target&bit == 0 || t.Reserved&bit != 0 {
 			return t, nil, true
 		}
-		t.Reserved |= bit
-		switch {
-		case t.Reserved != t.Target:
-		case t.Empty:
-			t.State = Arrived
-			acts = append(acts, Deliver)
-		default:
-			t.State, t.SourceTold = Moving, true
-			acts = append(acts, TellSource)
-		}
+		t, acts = t.reserved(bit)
 
 	case Verified:
-		if t.State != Moving && t.State != Reserving || t.Reserved&bit == 0 || t.Verified&bit != 0 {
+		if t.State != Moving && t.State != Reserving || t.Target&bit == 0 || t.Verified&bit != 0 {
 			// A verification that comes after the attempt was given up proves only
 			// that the rank has finished reading, which its Quiet will say anyway.
 			return t, nil, true
 		}
+		if !t.SourceTold && t.Verified|bit == t.Target {
+			return t, nil, true // nobody has computed anything that they could hold
+		}
 		// A rank that owns no unit has everything as soon as it knows of the attempt,
-		// perhaps before the others have acknowledged it.
+		// perhaps before the others have acknowledged it. And that it knows is said by
+		// this too, should its acknowledgement be late.
 		t.Verified |= bit
+		if t.Reserved&bit == 0 {
+			t, acts = t.reserved(bit)
+		}
 		if t.State == Moving && t.Verified == t.Target {
 			t.State = Arrived
 			acts = append(acts, Deliver)
@@ -275,6 +273,20 @@ func (t Transfer) Step(ev Event) (next Transfer, acts []Action, ignored bool) {
 		return t, nil, true
 	}
 	return t.settle(acts)
+}
+
+// reserved takes in that a target rank knows of the attempt.
+func (t Transfer) reserved(bit Mask) (Transfer, []Action) {
+	t.Reserved |= bit
+	switch {
+	case t.Reserved != t.Target:
+		return t, nil
+	case t.Empty:
+		t.State = Arrived
+		return t, []Action{Deliver}
+	}
+	t.State, t.SourceTold = Moving, true
+	return t, []Action{TellSource}
 }
 
 // settle frees what is proven safe.

@@ -210,3 +210,18 @@ func (p *Pool) Drift() int {
 	}
 	return p.count[0] - len(p.free)
 }
+
+// Clone is a copy of the ledger, with copies of the leases given; leases that are
+// nil stay nil. It is for those who explore what could happen next.
+func (p *Pool) Clone(leases ...**Lease) *Pool {
+	q := *p
+	q.epochs, q.free = slices.Clone(p.epochs), slices.Clone(p.free)
+	for _, at := range leases {
+		if *at != nil && (*at).pool == p {
+			l := **at
+			l.pool, l.pages = &q, slices.Clone(l.pages)
+			*at = &l
+		}
+	}
+	return &q
+}

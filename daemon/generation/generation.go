@@ -1,4 +1,6 @@
-package supervise
+// Package generation makes the processes and the memory of one generation, and ends
+// them. When that happens is decided by package supervise.
+package generation
 
 import (
 	"errors"
@@ -9,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"tandem/daemon/core"
 	"tandem/daemon/ident"
 	"tandem/daemon/spawn"
 	"tandem/daemon/transfer"
@@ -315,6 +318,33 @@ func (gen *Generation) launch(sp *spawn.Spawner, p *Plan, sink func(Report)) err
 		}
 	}
 	return nil
+}
+
+// Procs are the processes that were started, in the order of Plan.Ranks.
+func (gen *Generation) Procs() []core.Proc {
+	out := make([]core.Proc, len(gen.Ranks))
+	for i, r := range gen.Ranks {
+		out[i] = core.Proc{PID: r.PID, Device: r.Device, Started: r.Started}
+	}
+	return out
+}
+
+// Send queues a message for a rank. An error says that the rank does not read.
+func (gen *Generation) Send(rank int, m wire.Message) error { return gen.Ranks[rank].Send(m) }
+
+var doing = [...]string{spawn.DoingNothing: "idle", spawn.DoingCompute: "computing", spawn.DoingTurn: "waiting for its turn", spawn.DoingStartUp: "starting", spawn.DoingFollowing: "following"}
+
+// Vitals appends every rank's vital signs.
+func (gen *Generation) Vitals(into []core.Vital) []core.Vital {
+	for _, r := range gen.Ranks {
+		d := r.Vitals.Doing.Load()
+		v := core.Vital{Pulse: r.Vitals.Pulse.Load(), Steps: r.Vitals.Steps.Load(), Plans: r.Vitals.Plans.Load(), Busy: d == spawn.DoingCompute}
+		if int(d) < len(doing) {
+			v.Doing = doing[d]
+		}
+		into = append(into, v)
+	}
+	return into
 }
 
 // Kill kills every process. Their exits are reported.

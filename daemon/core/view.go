@@ -1,8 +1,6 @@
-package control
+package core
 
 import (
-	"errors"
-	"os"
 	"time"
 
 	"tandem/daemon/ident"
@@ -91,52 +89,42 @@ type RequestView struct {
 	Decode     int           `json:"decode_replica"`
 }
 
-// ErrNoAnswer is returned when the loop does not answer in time.
-var ErrNoAnswer = errors.New("the control loop does not answer")
-
 // View gives a picture of now.
-func (l *Loop) View(limit time.Duration) (View, error) {
-	var v View
-	if !l.ask(limit, func() { v = l.view() }) {
-		return v, ErrNoAnswer
+func (c *Core) View(now request.Instant) View {
+	c.now = now
+	v := View{At: c.wall(c.now), UptimeSeconds: float64(c.now) / 1e9, Ready: c.unready == nil, ReadySince: c.wall(c.changed),
+		Generation: c.number, State: c.sup.State.String(), LastEnd: c.sup.Reason, LastEndText: c.lastWhy, Ended: c.sup.Ended,
+		Queued: len(c.queue), MaxRunning: c.o.Admit.Running, MaxQueued: c.o.Admit.Queued, Transport: c.o.Transport.String()}
+	if c.unready != nil {
+		v.Reason = c.unready.Error()
 	}
-	return v, nil
-}
-
-func (l *Loop) view() View {
-	v := View{At: time.Now(), PID: os.Getpid(), UptimeSeconds: float64(l.now) / 1e9, Ready: l.unready == nil, ReadySince: l.lastChange,
-		Generation: l.number, State: l.sup.State.String(), LastEnd: l.sup.Reason, LastEndText: l.lastWhy, Ended: l.sup.Ended,
-		Queued: len(l.queue), MaxRunning: l.o.Admit.Running, MaxQueued: l.o.Admit.Queued, Transport: l.o.Plan.Transport.String()}
-	if l.unready != nil {
-		v.Reason = l.unready.Error()
+	if c.completed != 0 {
+		v.LastCompletion = c.wall(c.completed)
 	}
-	if l.completed != 0 {
-		v.LastCompletion = l.origin.Add(time.Duration(l.completed))
-	}
-	v.Running = l.running()
-	if l.canary != nil {
-		for _, r := range l.queue {
+	v.Running = c.running()
+	if c.canary != nil {
+		for _, r := range c.queue {
 			if r.hidden {
 				v.Queued--
 			}
 		}
 	}
-	if l.gen != nil {
-		v.GenerationAge = time.Since(l.gen.Started).Seconds()
-		for i, r := range l.gen.Ranks {
-			h := &l.health[i]
-			state := [...]string{"idle", "computing", "waiting for its turn", "starting", "following"}[h.doing%5]
-			switch {
-			case h.gone:
-				state = "gone"
-			case !h.ready:
-				state = "starting"
-			}
-			v.Ranks = append(v.Ranks, RankView{Role: r.Role, Replica: r.Index, Rank: r.Rank.Rank, PID: r.PID, Device: r.Device, State: state, Started: r.Started,
-				ProgressAge: float64(l.now-h.stepped) / 1e9, PulseAge: float64(l.now-h.pulsed) / 1e9, Backend: h.backend, Plans: r.Vitals.Plans.Load()})
-		}
+	if len(c.procs) > 0 {
+		v.GenerationAge = float64(c.now-c.begun) / 1e9
 	}
-	for _, list := range l.replicas {
+	for i, p := range c.procs {
+		h, r := &c.health[i], c.ranks[i]
+		state := h.last.Doing
+		switch {
+		case h.gone:
+			state = "gone"
+		case !h.ready:
+			state = "starting"
+		}
+		v.Ranks = append(v.Ranks, RankView{Role: r.Role, Replica: r.Index, Rank: r.Rank, PID: p.PID, Device: p.Device, State: state, Started: p.Started,
+			ProgressAge: float64(c.now-h.stepped) / 1e9, PulseAge: float64(c.now-h.pulsed) / 1e9, Backend: h.backend, Plans: h.last.Plans})
+	}
+	for _, list := range c.replicas {
 		for _, r := range list {
 			if r.pool == nil {
 				continue
@@ -149,7 +137,7 @@ func (l *Loop) view() View {
 		}
 	}
 	oldest, count := map[request.State]request.Instant{}, map[request.State]int{}
-	for _, r := range l.requests {
+	for _, r := range c.requests {
 		count[r.m.State]++
 		if t, ok := oldest[r.m.State]; !ok || r.m.Entered < t {
 			oldest[r.m.State] = r.m.Entered
@@ -158,36 +146,33 @@ func (l *Loop) view() View {
 	for _, s := range request.LiveStates() {
 		sv := StateView{State: s.String(), Count: count[s]}
 		if t, ok := oldest[s]; ok {
-			sv.Oldest = float64(l.now-t) / 1e9
+			sv.Oldest = float64(c.now-t) / 1e9
 		}
 		v.States = append(v.States, sv)
 	}
-	for _, a := range l.attempts {
+	for _, a := range c.attempts {
 		if a.t.State == transfer.Draining {
-			v.QuarantineAge = max(v.QuarantineAge, float64(l.now-a.idle)/1e9)
+			v.QuarantineAge = max(v.QuarantineAge, float64(c.now-a.idle)/1e9)
 		}
 	}
 	return v
 }
 
 // Requests lists the live requests, oldest first.
-func (l *Loop) Requests(limit time.Duration) ([]RequestView, error) {
+func (c *Core) Requests(now request.Instant) []RequestView {
+	c.now = now
 	out := []RequestView{}
-	if !l.ask(limit, func() {
-		for _, r := range l.inOrder() {
-			if !r.hidden {
-				out = append(out, l.requestView(r))
-			}
+	for _, r := range c.inOrder() {
+		if !r.hidden {
+			out = append(out, c.requestView(r))
 		}
-	}) {
-		return nil, ErrNoAnswer
 	}
-	return out, nil
+	return out
 }
 
-func (l *Loop) requestView(r *live) RequestView {
-	v := RequestView{ID: r.spec.ID, Session: r.spec.Session, State: r.m.State.String(), AgeInState: float64(l.now-r.m.Entered) / 1e9, Age: float64(l.now-r.began) / 1e9,
-		Deadline: float64(r.m.Due(&l.o.Request)-l.now) / 1e9, Prompt: len(r.spec.Prompt), Output: len(r.tokens), MaxTokens: r.spec.MaxTokens, Attempts: r.m.Tries, Prefill: -1, Decode: -1}
+func (c *Core) requestView(r *live) RequestView {
+	v := RequestView{ID: r.spec.ID, Session: r.spec.Session, State: r.m.State.String(), AgeInState: float64(c.now-r.m.Entered) / 1e9, Age: float64(c.now-r.began) / 1e9,
+		Deadline: float64(r.m.Due(&c.o.Request)-c.now) / 1e9, Prompt: len(r.spec.Prompt), Output: len(r.tokens), MaxTokens: r.spec.MaxTokens, Attempts: r.m.Tries, Prefill: -1, Decode: -1}
 	if a := r.attempt; a != nil {
 		v.Attempt, v.Transfer, v.Prefill, v.Decode = a.id.String(), a.t.State.String(), a.src.Index, a.dst.Index
 	}
@@ -195,22 +180,16 @@ func (l *Loop) requestView(r *live) RequestView {
 }
 
 // Story is one request's record, also after it ended; nil if it is not known.
-func (l *Loop) Story(id ident.Request, limit time.Duration) (*Record, error) {
-	var out *Record
-	if !l.ask(limit, func() {
-		if r := l.requests[id]; r != nil {
-			c := r.rec.clone()
-			c.Output = len(r.tokens)
-			out = &c
-		}
-	}) {
-		return nil, ErrNoAnswer
+func (c *Core) Story(id ident.Request) *Record {
+	if t, ok := c.names[id]; ok {
+		r := c.requests[t]
+		s := r.rec.clone()
+		s.Output = len(r.tokens)
+		return &s
 	}
-	if out == nil {
-		if r := l.ended.find(id); r != nil {
-			c := r.clone()
-			out = &c
-		}
+	if r := c.ended.find(id); r != nil {
+		s := r.clone()
+		return &s
 	}
-	return out, nil
+	return nil
 }

@@ -1,9 +1,8 @@
-package control
+package core
 
 import (
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"tandem/daemon/ident"
@@ -72,6 +71,22 @@ func (r *Record) Timeline() string {
 	return b.String()
 }
 
+// History is the whole story, a line each: for the journal.
+func (r *Record) History() string {
+	var b strings.Builder
+	for i, n := range r.Events {
+		if i == maxNotes/2 && r.Dropped > 0 {
+			fmt.Fprintf(&b, "… %d more\n", r.Dropped)
+		}
+		fmt.Fprintf(&b, "%9.3fs %s: %s", n.At, n.State, n.Event)
+		if n.Text != "" {
+			b.WriteString(": " + n.Text)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
 func (r *Record) clone() Record {
 	c := *r
 	c.Events = append([]Note(nil), r.Events...)
@@ -80,7 +95,6 @@ func (r *Record) clone() Record {
 
 // records keeps the stories of requests that ended lately.
 type records struct {
-	mu   sync.Mutex // guards what follows
 	max  int
 	list []*Record // oldest first
 }
@@ -88,16 +102,12 @@ type records struct {
 func newRecords(max int) *records { return &records{max: max} }
 
 func (rs *records) add(r *Record) {
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
 	if rs.list = append(rs.list, r); len(rs.list) > rs.max {
 		rs.list = rs.list[1:]
 	}
 }
 
 func (rs *records) find(id ident.Request) *Record {
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
 	for i := len(rs.list) - 1; i >= 0; i-- {
 		if rs.list[i].ID == id {
 			return rs.list[i]

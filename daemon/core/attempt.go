@@ -1,4 +1,4 @@
-package control
+package core
 
 import (
 	"fmt"
@@ -9,6 +9,7 @@ import (
 	"tandem/daemon/ident"
 	"tandem/daemon/observe"
 	"tandem/daemon/request"
+	"tandem/daemon/supervise"
 	"tandem/daemon/transfer"
 	"tandem/daemon/wire"
 	"tandem/gpu/pagepool"
@@ -20,6 +21,10 @@ type replica struct {
 	ranks []int          // indices of its ranks
 	pool  *pagepool.Pool // nil: it has no pages of its own
 	work  int            // prefill: tokens given and not computed; decode: sequences
+
+	step uint64          // decode: the latest step that was taken in
+	held []*wire.Step    // steps after one that has not come, in order
+	gap  request.Instant // since when that is so; 0: it is not
 }
 
 // attempt is one try at a request: the memory side, which may outlive the request.
@@ -43,33 +48,35 @@ type attempt struct {
 
 	began, arrived, idle request.Instant // idle: when it began to wait for quiet
 	nudged               bool
+	split                request.Instant // since when ranks of one side disagree about it
+	divided              bool            // that was told
 }
 
 // leaderOf sends to rank 0 of a replica.
-func (l *Loop) leader(r *replica, m wire.Message) { l.send(r.ranks[0], m) }
+func (c *Core) leader(r *replica, m wire.Message) { c.send(r.ranks[0], m) }
 
 // send queues a message for a rank. A rank that does not read is lost, and with it
 // the generation.
-func (l *Loop) send(rank int, m wire.Message) {
-	if l.gen == nil || rank >= len(l.gen.Ranks) {
+func (c *Core) send(rank int, m wire.Message) {
+	if rank >= len(c.procs) {
 		return
 	}
-	if err := l.gen.Ranks[rank].Send(m); err != nil && l.gen.Ranks[rank].Process != nil {
-		l.condemn("not_reading", fmt.Sprintf("%s: %v", l.ranks[rank], err), &rank, observe.WorkerProtocol)
+	if err := c.out.Send(rank, m); err != nil {
+		c.condemn("not_reading", fmt.Sprintf("%s: %v", c.ranks[rank], err), &rank, observe.WorkerProtocol)
 	}
 }
 
 // move steps an attempt's transfer and performs the actions.
-func (l *Loop) move(a *attempt, ev transfer.Event) {
+func (c *Core) move(a *attempt, ev transfer.Event) {
 	was := a.t.State
 	next, acts, ignored := a.t.Step(ev)
 	if ignored {
-		l.ignored["transfer: "+ev.Kind.String()+" while "+was.String()]++
+		c.ignored["transfer: "+ev.Kind.String()+" while "+was.String()]++
 		return
 	}
 	a.t = next
 	if next.State != was && a.request != nil {
-		a.request.rec.note(l.now-a.request.began, "transfer "+ev.Kind.String(), a.request.m.State, fmt.Sprintf("%s: %s → %s", a.id, was, next.State))
+		a.request.rec.note(c.now-a.request.began, "transfer "+ev.Kind.String(), a.request.m.State, fmt.Sprintf("%s: %s → %s", a.id, was, next.State))
 	}
 	handover := a.t.Transport == transfer.Handover
 	for _, act := range acts {
@@ -79,7 +86,7 @@ func (l *Loop) move(a *attempt, ev transfer.Event) {
 			exp := &wire.Expect{Attempt: a.id.Seq, Source: uint32(a.src.Index), Slot: uint32(a.slot), Dst: a.target.Pages()[:a.pages]}
 			exp.Src = a.sourcePages()
 			for _, r := range a.dst.ranks {
-				l.send(r, exp)
+				c.send(r, exp)
 			}
 		case transfer.TellSource:
 			p := &wire.Prefill{Attempt: a.id.Seq, Target: uint32(a.dst.Index), Slot: uint32(a.slot), Tokens: a.request.history(a.tokens), Src: a.sourcePages()}
@@ -90,34 +97,34 @@ func (l *Loop) move(a *attempt, ev transfer.Event) {
 				}
 			}
 			a.src.work += a.tokens
-			l.leader(a.src, p)
-			l.step(a.request, request.Event{Kind: request.Reserved}, "")
+			c.leader(a.src, p)
+			c.step(a.request, request.Event{Kind: request.Reserved}, "")
 		case transfer.Deliver:
-			a.arrived = l.now
+			a.arrived = c.now
 			a.target.To(pagepool.Leased)
 			if a.pages > 0 {
-				copied := int64(a.pages) * l.o.Plan.Layout.PageBytes()
+				copied := int64(a.pages) * c.o.Layout.PageBytes()
 				if handover {
 					copied = 0
 				}
-				l.o.Meter.Transferred(a.src.label(), a.dst.label(), time.Duration(l.now-a.began), copied)
+				c.out.Transferred(a.src.label(), a.dst.label(), time.Duration(c.now-a.began), copied)
 			}
-			l.step(a.request, request.Event{Kind: request.Arrived}, "")
+			c.step(a.request, request.Event{Kind: request.Arrived}, "")
 		case transfer.QuiesceSource:
-			l.leader(a.src, &wire.Quiesce{Attempt: a.id.Seq})
+			c.leader(a.src, &wire.Quiesce{Attempt: a.id.Seq})
 			if a.source != nil && !a.source.Ended() && a.source.State() != pagepool.Reserved && a.t.State == transfer.Draining {
 				a.source.To(pagepool.Quarantined)
 			}
 		case transfer.QuiesceTarget:
-			l.leader(a.dst, &wire.Quiesce{Attempt: a.id.Seq})
+			c.leader(a.dst, &wire.Quiesce{Attempt: a.id.Seq})
 			if !a.target.Ended() {
 				a.target.To(pagepool.Quarantined)
 			}
 		case transfer.RetireTarget:
-			a.idle = l.now
+			a.idle = c.now
 			a.target.To(pagepool.Releasing)
 		case transfer.FreeSource:
-			l.slots[a.src.Index][a.slot] = false
+			c.slots[a.src.Index][a.slot] = false
 			if a.source != nil {
 				free(a.source, pagepool.Quiet)
 			}
@@ -126,20 +133,20 @@ func (l *Loop) move(a *attempt, ev transfer.Event) {
 		}
 	}
 	if a.t.State == transfer.Draining && was != transfer.Draining {
-		a.idle = l.now
-		l.forgetWork(a)
+		a.idle = c.now
+		c.forgetWork(a)
 	}
 	if a.t.State == transfer.Closed {
-		l.forgetWork(a)
-		delete(l.attempts, a.id.Seq)
+		c.forgetWork(a)
+		delete(c.attempts, a.id.Seq)
 		if was == transfer.Draining {
-			l.o.Log.Event(observe.AbortReceipt, fmt.Sprintf("attempt %s: every rank is quiet, every page is back", a.id), observe.Attempt(a.id), observe.Generation(l.number), observe.Reason("quiet"))
+			c.out.Event(observe.AbortReceipt, fmt.Sprintf("attempt %s: every rank is quiet, every page is back", a.id), observe.Attempt(a.id), observe.Generation(c.number), observe.Reason("quiet"))
 		}
 	}
 }
 
 // forgetWork takes an attempt out of the scheduler's counts, once.
-func (l *Loop) forgetWork(a *attempt) {
+func (c *Core) forgetWork(a *attempt) {
 	if a.t.SourceTold && len(a.computed) > 0 {
 		a.src.work -= a.tokens - a.done()
 		a.computed = nil
@@ -187,101 +194,110 @@ func (r *live) history(n int) []int32 {
 }
 
 // step steps a request and performs the actions.
-func (l *Loop) step(r *live, ev request.Event, why string) {
+func (c *Core) step(r *live, ev request.Event, why string) {
 	was := r.m.State
 	a := r.attempt
-	next, acts, ignored := r.m.Step(&l.o.Request, ev, l.now)
+	waits := ""
+	if ev.Kind == request.Tick && c.now >= r.m.Due(&c.o.Request) {
+		waits = c.waitsFor(r)
+	}
+	next, acts, ignored := r.m.Step(&c.o.Request, ev, c.now)
 	if ignored {
-		l.ignored["request: "+ev.Kind.String()+" while "+was.String()]++
+		c.ignored["request: "+ev.Kind.String()+" while "+was.String()]++
 		return
 	}
 	r.m = next
 	if next.State != was {
-		r.rec.note(l.now-r.began, ev.Kind.String(), next.State, why)
-		if l.o.Log.Enabled(observe.RequestState) {
-			l.o.Log.Event(observe.RequestState, fmt.Sprintf("request %s: %s → %s", r.spec.ID, was, next.State),
+		r.rec.note(c.now-r.began, ev.Kind.String(), next.State, why)
+		if c.out.Wants(observe.RequestState) {
+			c.out.Event(observe.RequestState, fmt.Sprintf("request %s: %s → %s", r.spec.ID, was, next.State),
 				append(r.fields(), observe.State(next.State), observe.Str("from", was.String()), observe.Reason(why))...)
 		}
 	}
 	if ev.Kind == request.Tick && (next.Fault != 0 && next.State == request.Draining || next.State == request.Queued) && was != next.State {
-		l.stuck(r, was)
+		if why = waits; a != nil && (was == request.Handoff || was == request.Transferring || was == request.Verifying) {
+			c.strike(a, fault.TransferTimeout)
+		}
+		c.overdue(r, a, was, waits)
 	}
 	for _, act := range acts {
 		switch act {
 		case request.Abandon:
 			r.attempt = nil
 			a.request = nil
-			if a.id.Generation == l.number && l.gen != nil && l.sup.State == supUp {
-				l.move(a, transfer.Event{Kind: transfer.GiveUp})
+			if a.id.Generation == c.number && c.sup.State == supervise.Up {
+				c.move(a, transfer.Event{Kind: transfer.GiveUp})
 			}
 		case request.Release:
 			r.attempt = nil
 			a.request = nil
-			l.move(a, transfer.Event{Kind: transfer.Release})
+			c.move(a, transfer.Event{Kind: transfer.Release})
 		case request.Join:
-			l.join(r, a)
+			c.join(r, a)
 		case request.Requeue:
-			l.requeue(r)
+			c.requeue(r)
 			if !r.hidden {
-				l.o.Log.Event(observe.RequestAgain, fmt.Sprintf("request %s: is run again after %d output tokens: %s", r.spec.ID, len(r.tokens), why),
-					append(r.fields(), observe.State(was), observe.Generation(l.number), observe.Reason(why))...)
+				c.out.Event(observe.RequestAgain, fmt.Sprintf("request %s: is run again after %d output tokens: %s", r.spec.ID, len(r.tokens), why),
+					append(r.fields(), observe.State(was), observe.Generation(c.number), observe.Reason(why))...)
 			}
 		case request.End:
-			l.end(r, why)
+			c.end(r, why)
 		case request.Forget:
-			l.forget(r)
+			c.forget(r)
 		}
 	}
 }
 
 // join gives a sequence to decode's leader.
-func (l *Loop) join(r *live, a *attempt) {
+func (c *Core) join(r *live, a *attempt) {
 	a.joined = true
 	a.dst.work++
 	if r.resumed {
-		l.o.Meter.Resumed(1)
+		c.out.Resumed(1)
 	}
-	l.leader(a.dst, &wire.Join{Attempt: a.id.Seq, Prompt: uint32(len(r.spec.Prompt)), MaxTokens: uint32(r.spec.MaxTokens - len(r.tokens)),
+	c.leader(a.dst, &wire.Join{Attempt: a.id.Seq, Prompt: uint32(len(r.spec.Prompt)), MaxTokens: uint32(r.spec.MaxTokens - len(r.tokens)),
 		Tokens: r.history(len(r.spec.Prompt) + len(r.tokens)), Stop: r.spec.Stop, Params: r.spec.Params, Pages: a.target.Pages()})
 	// A page granted between here and the next token is sent by grow.
 }
 
 // end tells the client how the answer ended.
-func (l *Loop) end(r *live, why string) {
-	l.dequeue(r)
+func (c *Core) end(r *live, why string) {
+	c.dequeue(r)
 	var err *fault.Error
 	if r.m.Finish == 0 {
-		err = &fault.Error{Op: "", Kind: r.m.Fault, Err: l.explain(r, why)}
+		err = &fault.Error{Op: "", Kind: r.m.Fault, Err: c.explain(r, why)}
 	}
-	r.stream.end(r.m.Finish, err)
-	took := (l.now - r.began)
-	r.rec.finish(r.m.Outcome(), len(r.tokens), l.number)
+	if !r.hidden {
+		c.out.End(r.ticket, r.m.Finish, err)
+	}
+	took := (c.now - r.began)
+	r.rec.finish(r.m.Outcome(), len(r.tokens), c.number)
 	if r.hidden {
-		l.canaryEnded(r)
+		c.canaryEnded(r)
 		return
 	}
 	if r.m.Finish != 0 {
-		l.prove()
+		c.prove()
 	}
-	l.lately = append(l.lately, l.now)
+	c.lately = append(c.lately, c.now)
 	msg := fmt.Sprintf("request %s: %s after %s, %d prompt and %d output tokens", r.spec.ID, r.m.Outcome(), round(took), len(r.spec.Prompt), len(r.tokens))
 	fields := append(r.fields(), observe.Code(r.m.Outcome()), observe.Str("timeline", r.rec.Timeline()), observe.Int("tries", r.m.Tries),
 		observe.Age(time.Duration(took)), observe.Int("prompt_tokens", len(r.spec.Prompt)), observe.Int("output_tokens", len(r.tokens)))
 	if err != nil {
 		fields = append(fields, observe.Reason(err.Error()))
 	}
-	l.o.Log.Event(observe.RequestDone, msg, fields...)
+	c.out.Event(observe.RequestDone, msg, fields...)
 }
 
 // explain says in words what a fault means for this request.
-func (l *Loop) explain(r *live, why string) error {
+func (c *Core) explain(r *live, why string) error {
 	switch r.m.Fault {
 	case fault.Cancelled, fault.Draining:
 		return fmt.Errorf("cancelled: %s", why)
 	case fault.Generation:
-		return fmt.Errorf("the workers were replaced %d times while this request ran, now generation %d: %s", r.m.Barren, l.number, l.lastWhy)
+		return fmt.Errorf("the workers were replaced %d times while this request ran, now generation %d: %s", r.m.Barren, c.number, c.lastWhy)
 	case fault.QueueTimeout:
-		return fmt.Errorf("waited %s for room", l.o.Request.Queue)
+		return fmt.Errorf("waited %s for room", c.o.Request.Queue)
 	}
 	if why == "" {
 		return fmt.Errorf("%s", r.m.Fault)
@@ -289,13 +305,15 @@ func (l *Loop) explain(r *live, why string) error {
 	return fmt.Errorf("%s: %s", r.m.Fault, why)
 }
 
-func (l *Loop) forget(r *live) {
-	l.dequeue(r)
+func (c *Core) forget(r *live) {
+	c.dequeue(r)
 	if r.hidden {
 		return
 	}
-	delete(l.requests, r.spec.ID)
-	l.ended.add(r.rec)
+	delete(c.requests, r.ticket)
+	delete(c.names, r.spec.ID)
+	c.ended.add(r.rec)
+	c.out.Forget(r.ticket)
 }
 
 // fields are those that every event about a request has.

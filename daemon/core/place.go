@@ -1,0 +1,189 @@
+package core
+
+import (
+	"fmt"
+	"slices"
+
+	"tandem/daemon/ident"
+	"tandem/daemon/request"
+	"tandem/daemon/supervise"
+	"tandem/daemon/transfer"
+	"tandem/daemon/wire"
+	"tandem/gpu/pagepool"
+)
+
+// requeue puts a request back among those that wait, in the order of arrival: it
+// goes before all that came after it.
+func (c *Core) requeue(r *live) {
+	i, _ := slices.BinarySearchFunc(c.queue, r, func(a, b *live) int { return int(int64(a.ticket) - int64(b.ticket)) })
+	c.queue = slices.Insert(c.queue, i, r)
+}
+
+func (c *Core) dequeue(r *live) {
+	c.queue = slices.DeleteFunc(c.queue, func(q *live) bool { return q == r })
+}
+
+// running is how many requests hold a place beyond the queue: they have begun, and
+// their answer has not been taken.
+func (c *Core) running() int {
+	n := 0
+	for _, r := range c.requests {
+		if r.m.State != request.Queued && r.m.Tries > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// place starts attempts for those that wait, oldest first, while there is room.
+// The oldest is not passed over: what it lacks comes back in bounded time.
+func (c *Core) place() {
+	if c.sup.State != supervise.Up {
+		return
+	}
+	c.feed()
+	for {
+		r := c.next()
+		if r == nil || !r.hidden && !c.o.Admit.Start(c.running()) {
+			return
+		}
+		a := c.reserve(r)
+		if a == nil {
+			return
+		}
+		c.dequeue(r)
+		c.attempts[a.id.Seq] = a
+		r.attempt = a
+		r.resumed = len(r.tokens) > 0
+		r.rec.Attempts++
+		c.step(r, request.Event{Kind: request.Placed}, fmt.Sprintf("%s: prefill %d → decode %d", a.id, a.src.Index, a.dst.Index))
+		c.move(a, transfer.Event{Kind: transfer.Start})
+	}
+}
+
+// next is the request to be placed next, nil if none may be now.
+//
+// A request whose last attempt is due may be one that ends generations, or one that
+// stood beside such a one. To tell which, it is run while no other request waits for
+// its first token: what ends that generation too has convicted itself.
+func (c *Core) next() *live {
+	if len(c.queue) == 0 {
+		return nil
+	}
+	for _, r := range c.queue {
+		if r.hidden {
+			return r
+		}
+	}
+	r := c.queue[0]
+	suspect := r.m.LastTry(&c.o.Request)
+	for _, a := range c.attempts {
+		if o := a.request; o != nil && o.m.Fresh && !o.hidden && (suspect || o.m.LastTry(&c.o.Request)) {
+			return nil
+		}
+	}
+	return r
+}
+
+// reserve takes all that an attempt needs, or nothing.
+func (c *Core) reserve(r *live) *attempt {
+	total := len(r.spec.Prompt) + len(r.tokens)
+	most := len(r.spec.Prompt) + r.spec.MaxTokens
+	tokens := total - 1 // decode computes the last one itself: its logits are the first answer
+	pages := c.o.Layout.Pages(tokens)
+	want := c.o.Layout.Pages(min(total+c.o.Headroom, most))
+
+	var dst *replica
+	for _, d := range c.replicas[ident.Decode-1] {
+		if d.pool.Free() >= want && d.work < c.o.MaxBatch && (dst == nil || d.work < dst.work) {
+			dst = d
+		}
+	}
+	if dst == nil {
+		return nil
+	}
+	var src *replica
+	slot := -1
+	for _, s := range c.replicas[ident.Prefill-1] {
+		if s.pool != nil && s.pool.Free() < pages || src != nil && s.work >= src.work {
+			continue
+		}
+		if i := slices.Index(c.slots[s.Index], false); i >= 0 {
+			src, slot = s, i
+		}
+	}
+	if src == nil {
+		return nil
+	}
+	target, _ := dst.pool.Reserve(want)
+	var source *pagepool.Lease
+	if src.pool != nil {
+		source, _ = src.pool.Reserve(pages)
+	}
+	c.slots[src.Index][slot] = true
+	c.seq++
+	return &attempt{
+		id: ident.Attempt{Generation: c.number, Seq: c.seq}, request: r,
+		t:   transfer.New(c.o.Transport, len(src.ranks), len(dst.ranks), pages == 0),
+		src: src, dst: dst, slot: slot, target: target, source: source, pages: pages, tokens: tokens,
+		computed: make([]int, len(src.ranks)), landed: make([]int, len(dst.ranks)), room: want * c.o.Layout.PageTokens, began: c.now,
+	}
+}
+
+// ahead is how many tokens before a sequence's pages are full it is given another:
+// enough that decode never waits for one, however fast it is.
+const ahead = 32
+
+// grow gives a decoding sequence another page before it needs one.
+func (c *Core) grow(r *live) {
+	a := r.attempt
+	if a == nil || !a.joined {
+		return
+	}
+	length := len(r.spec.Prompt) + len(r.tokens)
+	most := len(r.spec.Prompt) + r.spec.MaxTokens
+	if length+ahead < a.room || a.room >= most {
+		a.starving = false
+		return
+	}
+	ps, ok := a.target.Grow(1)
+	if !ok {
+		a.starving = length >= a.room
+		return
+	}
+	a.starving = false
+	a.room += c.o.Layout.PageTokens
+	c.leader(a.dst, &wire.Grow{Attempt: a.id.Seq, Pages: ps})
+}
+
+// feed finds pages for sequences that cannot go on without: first free ones, then
+// those of the request that came last, which starts again when there is room.
+// Nothing is lost by that but time: it goes on where it was.
+func (c *Core) feed() {
+	var hungry *live
+	for _, a := range c.attempts {
+		if !a.starving || a.request == nil {
+			continue
+		}
+		c.grow(a.request)
+		if a.starving && (hungry == nil || a.request.ticket < hungry.ticket) {
+			hungry = a.request
+		}
+	}
+	if hungry == nil {
+		return
+	}
+	var last *live
+	for _, a := range c.attempts {
+		if a.dst != hungry.attempt.dst {
+			continue
+		}
+		if a.request == nil {
+			return // pages of this one are on their way back
+		}
+		if last == nil || a.request.ticket > last.ticket {
+			last = a.request
+		}
+	}
+	c.step(last, request.Event{Kind: request.Retracted}, "its KV pages are needed by an older request")
+}
