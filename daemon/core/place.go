@@ -42,6 +42,9 @@ func (c *Core) place() {
 		return
 	}
 	c.feed()
+	if c.faltering() {
+		return
+	}
 	for {
 		r := c.next()
 		if r == nil || !r.hidden && !c.o.Admit.Start(c.running()) {
@@ -59,6 +62,18 @@ func (c *Core) place() {
 		c.step(r, request.Event{Kind: request.Placed}, fmt.Sprintf("%s: prefill %d → decode %d", a.id, a.src.Index, a.dst.Index))
 		c.move(a, transfer.Event{Kind: transfer.Start})
 	}
+}
+
+// faltering reports whether a rank shows no sign of life, if not yet for so long that
+// the generation is ended for it. What is placed now would wait for that rank in vain,
+// and use an attempt up; soon the rank is back or the next generation is there.
+func (c *Core) faltering() bool {
+	for i := range c.procs {
+		if c.now > c.health[i].pulsed.Add(c.o.Progress/4) && c.health[i].pulsed != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // next is the request to be placed next, nil if none may be now.

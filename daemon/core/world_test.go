@@ -36,7 +36,9 @@ type world struct {
 	sealed  map[uint64]transfer.Mask // ranks of the source that published an attempt: shared memory
 	clients []client
 	budget  budget
-	hurt    bool   // something happened that a generation, or an answer, may end of
+	hurt    bool   // something happened that a generation may end of
+	harm    bool   // something happened that an answer may end of
+	blows   int    // that cost an attempt each, at most
 	bad     string // what went wrong
 	scratch []byte
 }
@@ -561,11 +563,15 @@ func (w *world) touched(rank int, f func(seq uint64, pages []pagepool.Page, pref
 	}
 }
 
+// limit is how long a request may be in a state without progress.
+func (w *world) limit(s request.State) time.Duration {
+	o := &w.c.o.Request
+	return [...]time.Duration{request.Queued: o.Queue, request.Reserving: o.Reserve, request.Prefilling: o.PrefillStall, request.Handoff: o.Handoff,
+		request.Transferring: o.Transfer, request.Verifying: o.Verify, request.Decoding: max(o.FirstToken, o.TokenStall), request.Draining: o.Drain}[s]
+}
+
 // check looks for what must not be.
 func (w *world) check() {
-	if w.c.sup.State != supervise.Up && w.c.sup.State != supervise.Ending {
-		return
-	}
 	owner := map[bool]map[pagepool.Page]uint64{true: {}, false: {}}
 	index := map[bool]map[uint32]uint64{true: {}, false: {}}
 	for seq, a := range w.c.attempts {
@@ -599,6 +605,11 @@ func (w *world) check() {
 			if r.pool != nil && r.pool.Drift() != 0 {
 				w.fail("I2: pool %s is off by %d", r.pool.Name(), r.pool.Drift())
 			}
+		}
+	}
+	for t, r := range w.c.requests {
+		if limit := w.limit(r.m.State); w.c.now >= r.m.Armed.Add(limit) || w.c.now >= r.m.Expires && r.m.State < request.Draining {
+			w.fail("I1: request %d is %s for longer than it may be", t, r.m.State)
 		}
 	}
 	for i := range w.procs {
@@ -767,10 +778,10 @@ func (w *world) encode(b []byte) []byte {
 	}
 	for _, cl := range w.clients {
 		b = append(b, byte(cl.got))
-		flag(cl.ended, cl.gone, cl.left, w.hurt, cl.fault != nil)
+		flag(cl.ended, cl.gone, cl.left, w.hurt, w.harm, cl.fault != nil)
 	}
 	g := &w.budget
-	return append(b, byte(g.faults), byte(g.lose), byte(g.double), byte(g.overtake), byte(g.mislay), byte(g.kill), byte(g.freeze), byte(g.misfire),
+	return append(b, byte(w.blows), byte(g.faults), byte(g.lose), byte(g.double), byte(g.overtake), byte(g.mislay), byte(g.kill), byte(g.freeze), byte(g.misfire),
 		byte(g.fail), byte(g.leave), byte(g.stop), byte(g.wait), byte(g.oper))
 }
 

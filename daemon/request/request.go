@@ -203,10 +203,12 @@ var actionNames = [...]string{"", "abandon", "release", "join", "requeue", "end"
 func (a Action) String() string { return actionNames[a] }
 
 // again lists the faults of an attempt that another attempt may not have. The
-// others end the request.
+// others end the request. Limits are among them that are commonly shorter than the
+// time after which a rank that stopped is given up: the next attempt is placed when
+// that rank is back or replaced.
 func again(k fault.Kind) bool {
 	switch k {
-	case fault.WorkerLost, fault.ReserveTimeout, fault.HandoffStall, fault.KVExhausted:
+	case fault.WorkerLost, fault.ReserveTimeout, fault.HandoffStall, fault.VerifyTimeout, fault.KVExhausted:
 		return true
 	}
 	return false
