@@ -11,7 +11,7 @@ export GIT_CONFIG_VALUE_0 = $(CURDIR)
 DEB_VERSION = $(shell git describe --tags --match 'v[0-9]*' 2>/dev/null | sed 's/^v//; s/-\([0-9]*\)-g/+\1.g/' | grep . || git log -1 --format='0~%cd.%h' --date=format:%Y%m%d%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help build model run test test-systemd clients bench quality man completions catalog install deb clean
+.PHONY: help build model run test test-systemd explore clients bench quality man completions catalog install deb clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(firstword $(MAKEFILE_LIST)) | while read -r name what; do printf '%-14s %s\n' "$$name" "$$what"; done
@@ -31,6 +31,9 @@ test: build model ## everything that CI runs
 
 test-systemd: build model ## the service under a real systemd, with all that it says; needs root
 	TANDEM_TEST_NEEDS_MODEL=1 scripts/test systemd
+
+explore: ## every order of events in small worlds, on what is shipped: STATES=N of each (0: all), FAULTS=N on a path
+	$(GO) test -count=1 -v -timeout 12h -run '^TestExplore$$' ./daemon/core -explore.states=$(or $(STATES),1000000) -explore.faults=$(or $(FAULTS),2)
 
 clients: build model ## the official SDKs against a running daemon
 	scripts/clients

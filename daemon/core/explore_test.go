@@ -144,7 +144,7 @@ func (w *world) choices() []choice {
 }
 
 func say(m wire.Message) string {
-	return strings.TrimPrefix(strings.TrimPrefix(fmt.Sprintf("%T%v", m, m), "*wire."), "*core.")
+	return strings.Replace(fmt.Sprintf("%T%v", m, m)[len("*wire."):], "&", "", 1)
 }
 
 func (w *world) launched(n int) {
@@ -173,6 +173,7 @@ func (w *world) begin() {
 	for i := range w.procs {
 		w.hear(i, 0, true)
 	}
+	w.watch(w.c.now + 1)
 }
 
 func (w *world) reap(rank, times int) {
@@ -266,9 +267,13 @@ func (w *world) nextLimit() request.Instant {
 		at(r.m.Due(&w.c.o.Request))
 	}
 	for _, a := range w.c.attempts {
-		at(a.idle.Add(w.c.o.Quarantine) + 1)
-		at(a.arrived.Add(w.c.o.Request.Handoff) + 1)
-		at(a.arrived.Add(w.c.o.Request.Handoff+w.c.o.Quarantine) + 1)
+		if a.idle != 0 {
+			at(a.idle.Add(w.c.o.Quarantine) + 1)
+		}
+		if a.arrived != 0 {
+			at(a.arrived.Add(w.c.o.Request.Handoff) + 1)
+			at(a.arrived.Add(w.c.o.Request.Handoff+w.c.o.Quarantine) + 1)
+		}
 	}
 	for i, p := range w.procs {
 		if p.frozen && i < len(w.c.health) {
