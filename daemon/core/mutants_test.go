@@ -63,7 +63,7 @@ var mutants = []struct {
 	{"frames that carry another generation count", "daemon/core/frames.go", "if g != c.number {\n\t\t\tc.out.Fenced", "if false {\n\t\t\tc.out.Fenced"},
 	{"sockets of another generation count", "daemon/core/frames.go", "if !c.stale(g, \"broken socket\") {", "if true {"},
 	{"attempts are wasted on a process that stopped", "daemon/core/place.go", "if c.faltering() {", "if false {"},
-	{"those who may be poison run beside others", "daemon/core/place.go", "o.m.Fresh && !o.hidden && (suspect ||", "o.m.Fresh && !o.hidden && (false && suspect ||"},
+	{"those who may be poison run beside others", "daemon/core/place.go", "o != nil && o.m.Fresh && !o.hidden && (suspect", "false && o.m.Fresh && !o.hidden && (suspect"},
 	{"what is unproven is free", "gpu/pagepool/pagepool.go", "p.count[l.state] -= len(l.pages)\n\tp.count[0] += len(l.pages)", "p.count[l.state] -= len(l.pages) - 1\n\tp.count[0] += len(l.pages)"},
 }
 
