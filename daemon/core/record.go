@@ -18,6 +18,10 @@ type Record struct {
 	MaxTokens  int              `json:"max_tokens"`
 	Output     int              `json:"output_tokens"`
 	Attempts   int              `json:"attempts"`
+	Src        string           `json:"prefill,omitempty"` // the replicas of the last attempt
+	Dst        string           `json:"decode,omitempty"`
+	Moved      int64            `json:"moved_bytes"` // of KV that were copied, in all attempts
+	Spent      []Span           `json:"states"`      // how long each state lasted in all, in order of the first time
 	FirstToken float64          `json:"time_to_first_token_seconds,omitempty"`
 	Outcome    string           `json:"outcome,omitempty"`
 	Generation ident.Generation `json:"generation,omitempty"`
@@ -31,6 +35,23 @@ type Note struct {
 	Event string  `json:"event"`
 	State string  `json:"state"`
 	Text  string  `json:"text,omitempty"`
+}
+
+// Span is how long something lasted.
+type Span struct {
+	State   string  `json:"state"`
+	Seconds float64 `json:"seconds"`
+}
+
+// spend adds to the time that a state took.
+func (r *Record) spend(s request.State, d request.Instant) {
+	for i := range r.Spent {
+		if r.Spent[i].State == s.String() {
+			r.Spent[i].Seconds += float64(d) / 1e9
+			return
+		}
+	}
+	r.Spent = append(r.Spent, Span{s.String(), float64(d) / 1e9})
 }
 
 // maxNotes bounds a story: the first and the last lines are kept.
@@ -90,6 +111,7 @@ func (r *Record) History() string {
 func (r *Record) clone() Record {
 	c := *r
 	c.Events = append([]Note(nil), r.Events...)
+	c.Spent = append([]Span(nil), r.Spent...)
 	return c
 }
 
