@@ -86,7 +86,7 @@ const (
 var defs = [kinds]def{
 	Start: {"start", info, "47266c0f37d340c69be580b903c33c1e",
 		"tandem started",
-		"The daemon started. This entry holds the revision it was built from, whether that was committed, and the digest of its configuration.",
+		"The daemon started. This entry holds the revision it was built from, whether that was committed, the digest of its configuration, and every limit in force with the place that enforces it.",
 		"It loads the model and starts the first generation of workers. Until that is ready, clients get 503 with Retry-After.",
 		"Nothing. \"tandem config show\" tells every effective limit and where it is enforced."},
 	Ready: {"ready", info, "0313e6d809904b7dbb430ed7e1afe344",
