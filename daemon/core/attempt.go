@@ -252,6 +252,10 @@ func (c *Core) step(r *live, ev request.Event, why string) {
 	}
 	entered := r.m.Entered
 	r.m = next
+	late := ev.Kind == request.Tick && was != next.State && was != request.Draining
+	if late {
+		why = waits
+	}
 	if !r.hidden {
 		switch ev.Kind {
 		case request.Progress, request.Moved, request.Landed, request.Prefilled, request.Arrived, request.Token:
@@ -260,14 +264,14 @@ func (c *Core) step(r *live, ev request.Event, why string) {
 	}
 	if next.State != was {
 		r.rec.spend(was, c.now-entered)
-		r.rec.note(c.now-r.began, ev.Kind.String(), next.State, why)
+		r.rec.note(c.now-r.began, r.happened(ev.Kind, was), next.State, why)
 		if c.out.Wants(observe.RequestState) {
 			c.out.Event(observe.RequestState, fmt.Sprintf("request %s: %s → %s", r.spec.ID, was, next.State),
 				append(r.fields(), observe.State(next.State), observe.Str("from", was.String()), observe.Age(time.Duration(c.now-entered)), observe.Reason(why))...)
 		}
 	}
-	if ev.Kind == request.Tick && (next.Fault != 0 && next.State == request.Draining || next.State == request.Queued) && was != next.State {
-		if why = waits; a != nil && (was == request.Handoff || was == request.Transferring || was == request.Verifying) {
+	if late {
+		if a != nil && (was == request.Handoff || was == request.Transferring || was == request.Verifying) {
 			c.strike(a, fault.TransferTimeout)
 		}
 		c.overdue(r, a, was, c.now-entered, waits)
@@ -300,6 +304,24 @@ func (c *Core) step(r *live, ev request.Event, why string) {
 	}
 }
 
+// happened says what brought the request to its state, for people.
+func (r *live) happened(k request.Kind, was request.State) string {
+	what := k.String()
+	switch k {
+	case request.Tick:
+		what = "limit of " + was.String() + " passed"
+	case request.Token:
+		what = "last token"
+	}
+	if was == request.Decoding {
+		what += fmt.Sprintf(" after %d tokens", len(r.tokens))
+	}
+	if r.m.State == request.Draining {
+		what += ", ended with " + r.m.Outcome()
+	}
+	return what
+}
+
 // join gives a sequence to decode's leader.
 func (c *Core) join(r *live, a *attempt) {
 	a.joined = true
@@ -323,7 +345,7 @@ func (c *Core) end(r *live, why string) {
 		c.out.End(r.ticket, r.m.Finish, err)
 	}
 	took := (c.now - r.began)
-	r.rec.finish(r.m.Outcome(), len(r.tokens), c.number)
+	r.rec.finish(r.m.Outcome(), len(r.tokens), c.number, took)
 	if r.hidden {
 		c.canaryEnded(r)
 		return

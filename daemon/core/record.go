@@ -25,8 +25,10 @@ type Record struct {
 	FirstToken float64          `json:"time_to_first_token_seconds,omitempty"`
 	Outcome    string           `json:"outcome,omitempty"`
 	Generation ident.Generation `json:"generation,omitempty"`
+	Seconds    float64          `json:"seconds"` // from admission to the end of the answer, or until now
 	Events     []Note           `json:"events"`
 	Dropped    int              `json:"events_dropped,omitempty"`
+	Now        *RequestView     `json:"now,omitempty"` // while it is live
 }
 
 // Note is one line of the story.
@@ -66,11 +68,12 @@ func (r *Record) note(at request.Instant, event string, s request.State, text st
 	r.Events = append(r.Events, Note{At: float64(at) / 1e9, Event: event, State: s.String(), Text: text})
 }
 
-func (r *Record) finish(outcome string, output int, g ident.Generation) {
-	r.Outcome, r.Output, r.Generation = outcome, output, g
+func (r *Record) finish(outcome string, output int, g ident.Generation, took request.Instant) {
+	r.Outcome, r.Output, r.Generation, r.Seconds = outcome, output, g, float64(took)/1e9
 }
 
-// Timeline is how long each state lasted, in order: "queued+2ms prefilling+310ms".
+// Timeline is how long each state lasted, in order: "queued+2ms prefilling+310ms". The
+// state that it is in is not among them.
 func (r *Record) Timeline() string {
 	var b strings.Builder
 	state, since := "", 0.0
@@ -88,7 +91,6 @@ func (r *Record) Timeline() string {
 			state, since = n.State, n.At
 		}
 	}
-	flush(since)
 	return b.String()
 }
 

@@ -69,7 +69,7 @@ func (c *Core) waitsFor(r *live) string {
 	case a == nil:
 		return ""
 	case r.m.State == request.Decoding:
-		return "waits for " + c.ranks[a.dst.ranks[0]].String()
+		return "waits for " + c.ranks[a.dst.ranks[0]].String() + c.lifeless(a)
 	}
 	return c.waiting(a)
 }
@@ -101,7 +101,24 @@ func (c *Core) waiting(a *attempt) string {
 			names = append(names, c.ranks[rank].String())
 		}
 	}
-	return "waits for " + strings.Join(names, ", ")
+	return "waits for " + strings.Join(names, ", ") + c.lifeless(a)
+}
+
+// lifeless names the ranks of an attempt's replicas that show no sign of life, in
+// brackets: who waits at a barrier for another one is not to blame.
+func (c *Core) lifeless(a *attempt) string {
+	var out []string
+	for _, rep := range []*replica{a.src, a.dst} {
+		for _, rank := range rep.ranks {
+			if rank < len(c.procs) && c.now > c.health[rank].pulsed.Add(time.Second) {
+				out = append(out, fmt.Sprintf("%s shows no sign of life for %s", c.ranks[rank], round(c.now-c.health[rank].pulsed)))
+			}
+		}
+	}
+	if len(out) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(out, ", ") + ")"
 }
 
 // watchPages looks for attempts whose memory waits too long for proof.
