@@ -1,6 +1,7 @@
 package core
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"regexp"
@@ -107,7 +108,11 @@ type stage struct {
 	events []told
 	stuck  int
 	ended  []string
-	auto   bool // canaries pass at once
+	auto   bool              // canaries pass at once
+	sent   []string          // messages, as "decode/0.0 quiesce 3"
+	deaf   int               // rank that does not read; -1: none
+	ends   map[Ticket]string // outcomes that clients got
+	tokens map[Ticket]int
 }
 
 func (s *stage) Event(k observe.Kind, text string, fields ...observe.Field) {
@@ -133,16 +138,43 @@ func (s *stage) GenerationEnded(reason string) {
 	s.world.GenerationEnded(reason)
 	s.ended = append(s.ended, reason)
 }
-func (s *stage) Send(int, wire.Message) error                     { return nil }
-func (s *stage) Token(Ticket, int32)                              {}
-func (s *stage) End(t Ticket, f request.Finish, err *fault.Error) {}
-func (s *stage) Forget(Ticket)                                    {}
+func (s *stage) Forget(Ticket) {}
+
+func (s *stage) Send(rank int, m wire.Message) error {
+	if rank == s.deaf {
+		return errors.New("its queue is full")
+	}
+	seq := uint64(0)
+	switch m := m.(type) {
+	case *wire.Expect:
+		seq = m.Attempt
+	case *wire.Prefill:
+		seq = m.Attempt
+	case *wire.Join:
+		seq = m.Attempt
+	case *wire.Quiesce:
+		seq = m.Attempt
+	}
+	s.sent = append(s.sent, fmt.Sprintf("%s %s %d", s.c.ranks[rank], word(m), seq))
+	return nil
+}
+
+func (s *stage) Token(t Ticket, _ int32) { s.tokens[t]++ }
+
+func (s *stage) End(t Ticket, f request.Finish, err *fault.Error) {
+	if s.ends[t] != "" {
+		s.t.Errorf("request %d ends twice: %s", t, s.ends[t])
+	}
+	if s.ends[t] = f.String(); err != nil {
+		s.ends[t] = err.Kind.String()
+	}
+}
 
 // newStage has 1 prefill and 2 decode ranks, all ready, and a canary to send.
 func newStage(t *testing.T, change ...func(*Options)) *stage {
 	t.Helper()
 	cfg := &config{transport: 1, p: 1, d: 2, idle: -1, pages: 16, slots: 4, attempts: 2}
-	s := &stage{t: t, world: &world{cfg: cfg, sealed: nil}}
+	s := &stage{t: t, world: &world{cfg: cfg}, deaf: -1, ends: map[Ticket]string{}, tokens: map[Ticket]int{}}
 	o := cfg.options()
 	o.Canary = []int32{1, 2}
 	for _, f := range change {
@@ -222,32 +254,33 @@ func (s *stage) take(a *attempt, how int) {
 	if a == nil {
 		s.t.Fatal("the request has no attempt")
 	}
-	for d := range 2 {
-		s.say(1+d, &wire.Reserved{Attempt: a.id.Seq})
+	for _, r := range a.dst.ranks {
+		s.say(r, &wire.Reserved{Attempt: a.id.Seq})
 	}
 	if how >= toSealed {
-		s.say(0, &wire.Sealed{Attempt: a.id.Seq, Tokens: uint32(a.tokens), Pages: uint32(a.pages), Done: true})
+		for _, r := range a.src.ranks {
+			s.say(r, &wire.Sealed{Attempt: a.id.Seq, Tokens: uint32(a.tokens), Pages: uint32(a.pages), Done: true})
+		}
 	}
 	if how >= toVerified {
-		for d := range 2 {
-			s.say(1+d, &wire.Landed{Attempt: a.id.Seq, Pages: uint32(a.pages)})
-			s.say(1+d, &wire.Verified{Attempt: a.id.Seq})
+		for _, r := range a.dst.ranks {
+			s.say(r, &wire.Landed{Attempt: a.id.Seq, Pages: uint32(a.pages)})
+			s.say(r, &wire.Verified{Attempt: a.id.Seq})
 		}
 	}
 }
 
 // token has decode bring an attempt's token, the last one if finish is set.
 func (s *stage) token(a *attempt, finish request.Finish) {
-	rep := s.c.replicas[1][0]
-	s.say(1, &wire.Step{Seq: rep.step + 1, Results: []wire.Result{{Attempt: a.id.Seq, Token: 7, Finish: uint8(finish)}}})
+	s.say(a.dst.ranks[0], &wire.Step{Seq: a.dst.step + 1, Results: []wire.Result{{Attempt: a.id.Seq, Token: 7, Finish: uint8(finish)}}})
 	if finish != 0 {
 		s.quiet(a)
 	}
 }
 
 func (s *stage) quiet(a *attempt) {
-	for i := range 3 {
-		s.say(i, &wire.Quiet{Attempt: a.id.Seq})
+	for _, r := range slices.Concat(a.src.ranks, a.dst.ranks) {
+		s.say(r, &wire.Quiet{Attempt: a.id.Seq})
 	}
 }
 

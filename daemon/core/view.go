@@ -12,30 +12,30 @@ import (
 // View is the state of the appliance, computed from the tables that decisions are
 // made on.
 type View struct {
-	At            time.Time        `json:"at"`
-	PID           int              `json:"pid"`
-	UptimeSeconds float64          `json:"uptime_seconds"`
-	Ready         bool             `json:"ready"`
-	Condition     string           `json:"condition"`        // "ready", or what keeps requests from completing
-	Reason        string           `json:"reason,omitempty"` // the same in words
-	ReadySince    time.Time        `json:"changed_at"`
-	Generation    ident.Generation `json:"generation"`
-	State         string           `json:"state"` // of the supervisor
-	GenerationAge float64          `json:"generation_age_seconds"`
-	LastEnd       string           `json:"last_end_reason,omitempty"`
-	LastEndText   string           `json:"last_end,omitempty"`
-	Ended         int              `json:"generations_ended"`
-	Ranks         []RankView       `json:"ranks"`
-	Pools         []PoolView       `json:"pools"`
-	States        []StateView      `json:"requests_by_state"`
-	Running       int              `json:"running"`
-	Queued        int              `json:"queued"`
-	MaxRunning    int              `json:"max_requests"`
-	MaxQueued     int              `json:"max_queued"`
-	QuarantineAge float64          `json:"quarantine_age_seconds"`
-	LastServed    time.Time        `json:"last_completion"` // when a client's request last brought a token or ended well
-	LastCanary    time.Time        `json:"last_canary"`     // when a request of our own last did, while idle
-	Transport     string           `json:"transport"`
+	At             time.Time        `json:"at"`
+	PID            int              `json:"pid"`
+	UptimeSeconds  float64          `json:"uptime_seconds"`
+	Ready          bool             `json:"ready"`
+	Condition      string           `json:"condition"`        // "ready", or what keeps requests from completing
+	Reason         string           `json:"reason,omitempty"` // the same in words
+	ReadySince     time.Time        `json:"changed_at"`
+	Generation     ident.Generation `json:"generation"`
+	State          string           `json:"state"` // of the supervisor
+	GenerationAge  float64          `json:"generation_age_seconds"`
+	LastEnd        string           `json:"last_end_reason,omitempty"`
+	LastEndText    string           `json:"last_end,omitempty"`
+	Ended          int              `json:"generations_ended"`
+	Ranks          []RankView       `json:"ranks"`
+	Pools          []PoolView       `json:"pools"`
+	States         []StateView      `json:"requests_by_state"`
+	Running        int              `json:"running"`
+	Queued         int              `json:"queued"`
+	MaxRunning     int              `json:"max_requests"`
+	MaxQueued      int              `json:"max_queued"`
+	QuarantineAge  float64          `json:"quarantine_age_seconds"`
+	LastCompletion time.Time        `json:"last_completion"` // when anything last went all the way, a canary too
+	LastServed     time.Time        `json:"last_served"`     // when a client's request last brought a token or ended well
+	Transport      string           `json:"transport"`
 }
 
 // RankView is one worker.
@@ -106,8 +106,8 @@ func (c *Core) View(now request.Instant) View {
 	if t := c.readiness.served; t != 0 {
 		v.LastServed = c.wall(t)
 	}
-	if t := c.readiness.passed; t != 0 {
-		v.LastCanary = c.wall(t)
+	if t := max(c.readiness.served, c.readiness.passed); t != 0 {
+		v.LastCompletion = c.wall(t)
 	}
 	v.Running = c.running()
 	if c.canary != nil {
