@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// memory lists the memfds that a process has mapped or open, as name and inode.
-func memory(t *testing.T, pid int) map[string]bool {
+// memfds lists the memfds that a process has mapped or open, as name and inode.
+func memfds(t *testing.T, pid int) map[string]bool {
 	t.Helper()
 	out := map[string]bool{}
 	maps, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/maps")
@@ -57,7 +57,7 @@ func TestOldMemoryIsGone(t *testing.T) {
 	}
 	old := map[string]bool{}
 	for _, pid := range processes() {
-		for m := range memory(t, pid) {
+		for m := range memfds(t, pid) {
 			old[m] = true
 		}
 	}
@@ -70,7 +70,7 @@ func TestOldMemoryIsGone(t *testing.T) {
 	a.within(10*time.Second, "the next generation", func() bool { s := a.status(); return s.Generation == 2 && s.Ready })
 	both := 0
 	for _, pid := range processes() {
-		for m := range memory(t, pid) {
+		for m := range memfds(t, pid) {
 			if !old[m] {
 				continue
 			}
