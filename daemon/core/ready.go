@@ -105,7 +105,7 @@ func (c *Core) canaryEnded(r *live) {
 			h.failures = 0 // it is idle, and works
 		}
 		c.prove()
-	case c.sup.State == supervise.Up && r.m.Fault != fault.Generation && !c.stopping:
+	case c.sup.State == supervise.Up && !c.stopping:
 		h.missed++
 		text := fmt.Sprintf("the canary ended with %s, %d in a row", r.m.Outcome(), h.missed)
 		fields := append(r.fields(), observe.Code(r.m.Outcome()), observe.Reason(text))

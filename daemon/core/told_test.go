@@ -113,6 +113,7 @@ type stage struct {
 	deaf   int               // rank that does not read; -1: none
 	ends   map[Ticket]string // outcomes that clients got
 	tokens map[Ticket]int
+	took   []time.Duration // that transfers took
 }
 
 func (s *stage) Event(k observe.Kind, text string, fields ...observe.Field) {
@@ -158,6 +159,8 @@ func (s *stage) Send(rank int, m wire.Message) error {
 	s.sent = append(s.sent, fmt.Sprintf("%s %s %d", s.c.ranks[rank], word(m), seq))
 	return nil
 }
+
+func (s *stage) Transferred(_, _ string, took time.Duration, _ int64) { s.took = append(s.took, took) }
 
 func (s *stage) Token(t Ticket, _ int32) { s.tokens[t]++ }
 
@@ -339,5 +342,46 @@ func (s *stage) ready(want string) {
 	}
 	if s.bad != "" {
 		s.t.Error(s.bad)
+	}
+}
+
+// What a request's end tells: where the time went, and a transfer's time is what came
+// after prefill was done.
+func TestWhereTheTimeWent(t *testing.T) {
+	s := served(t)
+	s.took = nil
+	tk, a := s.submit("r", 2)
+	s.pass(time.Second)
+	s.take(a, toReserved)
+	s.pass(2 * time.Second)
+	s.say(0, &wire.Sealed{Attempt: a.id.Seq, Tokens: uint32(a.tokens), Pages: uint32(a.pages), Done: true})
+	s.pass(500 * time.Millisecond)
+	for _, r := range a.dst.ranks {
+		s.say(r, &wire.Landed{Attempt: a.id.Seq, Pages: uint32(a.pages)})
+		s.say(r, &wire.Verified{Attempt: a.id.Seq})
+	}
+	s.pass(4 * time.Second)
+	s.token(a, 0)
+	s.pass(3 * time.Second)
+	s.token(a, request.FinishLength)
+	if len(s.took) != 1 || s.took[0] != 500*time.Millisecond {
+		t.Errorf("the transfer took %v", s.took)
+	}
+	done := s.find(observe.RequestDone)
+	f := done[len(done)-1].fields
+	for name, want := range map[string]string{"reserving": "1s", "prefilling": "2s", "handoff": "500ms", "decoding": "7s", "age": "10.5s", "first_token": "7.5s", "tries": "1", "output_tokens": "2",
+		"src": "prefill0", "dst": "decode0", "attempt": a.id.String(), "code": "length", "timeline": "queued+0s reserving+1s prefilling+2s handoff+500ms transferring+0s verifying+0s decoding+7s"} {
+		if f[name] != want {
+			t.Errorf("%s is %q, want %q", name, f[name], want)
+		}
+	}
+	if len(s.find(observe.RequestSlow)) != 1 { // reserving took a second of two
+		t.Errorf("request.slow: %v", s.find(observe.RequestSlow))
+	}
+	s.leave(tk)
+	s.full()
+	r := s.c.Story("r")
+	if r == nil || r.Outcome != "length" || r.Seconds != 10.5 || r.Now != nil || len(r.Spent) < 5 {
+		t.Errorf("%+v", r)
 	}
 }
