@@ -197,8 +197,7 @@ func TestCanaryInFlightAtGenerationChange(t *testing.T) {
 	for _, how := range []int{toReserved, toSealed, toVerified} {
 		s := newStage(t)
 		s.passCanary()
-		for range 4 { // more often than a request may be tried
-			s.pass(canaryEvery)
+		again := func() {
 			s.take(s.theCanary(), how)
 			s.c.Restart(s.c.now, "test")
 			s.reap()
@@ -207,8 +206,23 @@ func TestCanaryInFlightAtGenerationChange(t *testing.T) {
 			}
 			s.up()
 			s.ready("unproven") // the old generation's canary proves nothing of the new one
+		}
+		for range 4 {
+			s.pass(canaryEvery)
+			again()
 			s.passCanary()
 			s.ready("ready")
+		}
+		s.pass(canaryEvery)
+		for range 4 { // more often than a request may be tried
+			again()
+		}
+		s.passCanary()
+		s.ready("ready")
+		for _, why := range s.ended {
+			if why != "operator" {
+				t.Errorf("a generation ended with %s", why)
+			}
 		}
 		if e := s.find(observe.CanaryFailed); len(e) != 0 {
 			t.Errorf("%v", e)
