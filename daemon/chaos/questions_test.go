@@ -230,7 +230,7 @@ func TestOneMinuteQuestions(t *testing.T) {
 	a.within(5*time.Second, "stacks of the daemon and of a worker that runs", func() bool {
 		stacks := 0
 		for _, e := range a.told("worker.log") {
-			if strings.Contains(e.text("stacks"), "goroutine ") {
+			if e.text("request") == id && strings.Contains(e.text("stacks"), "goroutine ") {
 				stacks++
 			}
 		}

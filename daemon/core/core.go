@@ -133,22 +133,23 @@ type Core struct {
 	ended    *records
 	lately   []request.Instant // ends of requests within the last half minute
 
-	sup       supervise.Machine
-	number    ident.Generation
-	launching bool
-	procs     []Proc // of the live generation; nil while it is being launched, and between
-	begun     request.Instant
-	exited    int
-	killed    request.Instant
-	first     *death // the first rank of this generation that ended
-	health    []vital
-	replicas  [2][]*replica // by role: prefill, decode
-	slots     [][]bool      // of each prefill replica: taken
-	attempts  map[uint64]*attempt
-	seq       uint64 // of the latest attempt
-	strikes   map[edge][]request.Instant
-	evidence  request.Instant // when it was last gathered
-	fenced    map[string]bool // kinds of stale messages that were told of in this generation
+	sup         supervise.Machine
+	number      ident.Generation
+	launching   bool
+	procs       []Proc // of the live generation; nil while it is being launched, and between
+	begun       request.Instant
+	exited      int
+	killed      request.Instant
+	first       *death // the first rank of this generation that ended
+	health      []vital
+	replicas    [2][]*replica // by role: prefill, decode
+	slots       [][]bool      // of each prefill replica: taken
+	attempts    map[uint64]*attempt
+	seq         uint64 // of the latest attempt
+	strikes     map[edge][]request.Instant
+	evidence    request.Instant // when it was last gathered
+	evidenceFor ident.Request   // about whom
+	fenced      map[string]bool // kinds of stale messages that were told of in this generation
 
 	verdicts  []verdict
 	canary    *live           // a request of our own that is under way

@@ -150,7 +150,11 @@ func (c *Core) frame(rank int, m wire.Message) {
 			c.first = &death{rank: rank, text: m.Text}
 		}
 	case *wire.Dumped:
-		c.out.Event(observe.WorkerLog, fmt.Sprintf("%s: stacks", id), append(c.rankFields(rank), observe.Str("stacks", m.Text))...)
+		fields := append(c.rankFields(rank), observe.Str("stacks", m.Text))
+		if c.evidence != 0 && c.now < c.evidence.Add(evidenceEvery) {
+			fields = append(fields, observe.Request(c.evidenceFor))
+		}
+		c.out.Event(observe.WorkerLog, fmt.Sprintf("%s: stacks", id), fields...)
 	default:
 		lie("not for a rank to say")
 	}

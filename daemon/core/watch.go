@@ -299,7 +299,7 @@ func (c *Core) overdue(r *live, a *attempt, state request.State, age request.Ins
 	}
 	c.out.Event(observe.RequestStuck, text, fields...)
 	if state > request.Queued && (c.evidence == 0 || c.now > c.evidence.Add(evidenceEvery)) {
-		c.evidence = c.now
+		c.evidence, c.evidenceFor = c.now, r.spec.ID
 		c.out.Stuck(r.spec.ID, state)
 	}
 }
