@@ -35,7 +35,12 @@ func (s *server) url() string {
 	return "http://" + a.String()
 }
 
-// watchdog feeds systemd's watchdog while the control loop answers.
+// watchdog feeds systemd's watchdog while the control loop answers. That is the whole
+// condition, on purpose. A restart of the daemon cures faults of the daemon: a loop
+// that hangs, of which nothing else would tell. It does not cure what /ready tells:
+// workers that fail are replaced by the loop itself, generation by generation, and
+// ending the daemon over them would only cost the queued requests their places and
+// the weights their memory. So an appliance that is not ready keeps being fed.
 func (s *server) watchdog(ctx context.Context) error {
 	every, err := sd.SdWatchdogEnabled(false)
 	if err != nil || every == 0 {

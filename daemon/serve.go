@@ -133,7 +133,7 @@ func (s *server) close() {
 // the sockets. Each error is one line that says what to do.
 func (s *server) open() error {
 	c := s.cfg
-	fields := []observe.Field{observe.Str("revision", s.build.Revision), observe.Bool("dirty", s.build.Dirty), observe.Str("config_digest", c.Digest()), observe.Str("config", c.TOML())}
+	fields := []observe.Field{observe.Str("revision", s.build.Revision), observe.Bool("dirty", s.build.Dirty), observe.Str("config_digest", c.Digest()), observe.Str("config", c.TOML()), observe.Str("limits", effective(c))}
 	s.log.Event(observe.Start, fmt.Sprintf("%s starts, process %d, configuration %s", s.build, os.Getpid(), c.Digest()), fields...)
 	if s.build.Dirty {
 		s.log.Event(observe.DirtyBuild, "this binary was built from code that is not committed")
@@ -182,6 +182,26 @@ func (s *server) open() error {
 	}
 	s.blame = observe.ListenFailed
 	return s.listen()
+}
+
+// effective is a line for every value in force: where it came from, and where it is
+// enforced. The last ones are no settings.
+func effective(c *config.Config) string {
+	var b strings.Builder
+	for _, s := range c.Settings() {
+		fmt.Fprintf(&b, "%s = %s (%s; enforced in %s)\n", s.Key, s.Value, s.Origin, s.Where)
+	}
+	for _, l := range []struct {
+		name  string
+		value time.Duration
+		where string
+	}{
+		{"start limit", startLimit, "daemon/supervise"}, {"reap limit", reapLimit, "daemon/supervise"},
+		{"drain limit", drainLimit, "daemon/serve.go"}, {"client rest", clientRest, "daemon/api, daemon/request"},
+	} {
+		fmt.Fprintf(&b, "%s = %s (fixed; enforced in %s)\n", l.name, l.value, l.where)
+	}
+	return b.String()
 }
 
 // makePlan computes what every generation is made of, and whether it fits.
@@ -304,8 +324,8 @@ func (s *server) run(ctx context.Context) error {
 	for _, st := range request.LiveStates() {
 		states = append(states, st.String())
 	}
-	s.metrics = observe.NewMetrics(observe.MetricsOptions{Build: s.build, ConfigDigest: c.Digest(), RequestStates: states, PageStates: pageStates(), Limits: []string{"max_requests", "max_queued"},
-		Snapshot: s.snapshot, Dropped: s.log.Dropped, Edges: s.edges()})
+	s.metrics = observe.NewMetrics(observe.MetricsOptions{Build: s.build, ConfigDigest: c.Digest(), RequestStates: states, PageStates: pageStates(), Limits: []string{"max_requests", "max_queued"}, Reasons: core.Reasons,
+		Snapshot: s.snapshot, Behind: func() time.Duration { return s.loop.Behind() }, Dropped: s.log.Dropped, Edges: s.edges()})
 	s.loop = control.New(control.Options{
 		Core: core.Options{
 			Ranks: s.plan.Ranks(), Layout: s.plan.Layout, Context: s.plan.Context, Transport: s.plan.Transport,

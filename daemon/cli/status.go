@@ -59,6 +59,9 @@ func showStatus(w io.Writer, s *admin.Status) {
 	if s.LastEndText != "" {
 		fmt.Fprintf(w, "last end    %s (%d generations ended since the daemon started)\n", s.LastEndText, s.Ended)
 	}
+	if !s.LastServed.IsZero() {
+		fmt.Fprintf(w, "last token  %s ago\n", span(s.At.Sub(s.LastServed).Seconds()))
+	}
 	fmt.Fprintf(w, "requests    %d running of %d, %d queued of %d\n", s.Running, s.MaxRunning, s.Queued, s.MaxQueued)
 	for _, st := range s.States {
 		if st.Count > 0 {
@@ -68,9 +71,13 @@ func showStatus(w io.Writer, s *admin.Status) {
 	if len(s.Ranks) > 0 {
 		fmt.Fprintln(w)
 		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-		fmt.Fprintln(t, "ROLE\tRANK\tPID\tDEVICE\tSTATE\tLAST PROGRESS\tBACKEND")
+		fmt.Fprintln(t, "ROLE\tRANK\tPID\tDEVICE\tSTATE\tALIVE\tPROGRESS\tSAID\tBACKEND")
 		for _, r := range s.Ranks {
-			fmt.Fprintf(t, "%s\t%d.%d\t%d\t%s\t%s\t%s\t%s\n", r.Role, r.Replica, r.Rank, r.PID, r.Device, r.State, span(r.ProgressAge), r.Backend)
+			said := ""
+			if r.Said != "" {
+				said = fmt.Sprintf("%s %s ago", r.Said, span(r.SaidAge))
+			}
+			fmt.Fprintf(t, "%s\t%d.%d\t%d\t%s\t%s\t%s ago\t%s ago\t%s\t%s\n", r.Role, r.Replica, r.Rank, r.PID, r.Device, r.State, span(r.PulseAge), span(r.ProgressAge), said, r.Backend)
 		}
 		t.Flush()
 	}
@@ -120,9 +127,10 @@ func (p *Program) requestsCmd() *cobra.Command {
 				return nil
 			}
 			t := tabwriter.NewWriter(p.Stdout, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(t, "ID\tSTATE\tIN STATE\tLEFT\tAGE\tPROMPT\tOUTPUT\tATTEMPT\tSESSION")
+			fmt.Fprintln(t, "ID\tSTATE\tIN STATE\tLEFT\tAGE\tPROMPT\tOUTPUT\tATTEMPT\tWAITS\tSESSION")
 			for _, r := range rs {
-				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d/%d\t%s\t%s\n", r.ID, r.State, span(r.AgeInState), span(r.Deadline), span(r.Age), r.Prompt, r.Output, r.MaxTokens, r.Attempt, r.Session)
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d/%d\t%s\t%s\t%s\n", r.ID, r.State, span(r.AgeInState), span(r.Deadline), span(r.Age), r.Prompt, r.Output, r.MaxTokens,
+					r.Attempt, strings.TrimPrefix(r.Waits, "waits "), r.Session)
 			}
 			return t.Flush()
 		},
@@ -160,24 +168,39 @@ func (p *Program) requestsCmd() *cobra.Command {
 }
 
 func showRecord(w io.Writer, r *core.Record) {
-	outcome := r.Outcome
-	if outcome == "" {
-		outcome = "running"
+	if r.Outcome != "" {
+		fmt.Fprintf(w, "request %s: ended with %s after %s\n", r.ID, r.Outcome, span(r.Seconds))
+	} else if n := r.Now; n != nil {
+		fmt.Fprintf(w, "request %s: %s for %s, %s left; %s\n", r.ID, n.State, span(n.AgeInState), span(n.Deadline), n.Waits)
 	}
-	fmt.Fprintf(w, "request %s: %s, %d prompt and %d of at most %d output tokens, %d attempts\n", r.ID, outcome, r.Prompt, r.Output, r.MaxTokens, r.Attempts)
-	fmt.Fprintf(w, "arrived %s", r.Arrived.Format("2006-01-02 15:04:05.000"))
+	fmt.Fprintf(w, "arrived   %s", r.Arrived.Format("2006-01-02 15:04:05.000"))
+	if r.Session != "" {
+		fmt.Fprintf(w, ", session %s", r.Session)
+	}
+	fmt.Fprintf(w, "\ntokens    %d prompt, %d of at most %d output", r.Prompt, r.Output, r.MaxTokens)
 	if r.FirstToken > 0 {
-		fmt.Fprintf(w, ", first token after %s", span(r.FirstToken))
+		fmt.Fprintf(w, ", the first after %s", span(r.FirstToken))
 	}
-	fmt.Fprintln(w)
+	fmt.Fprintf(w, "\nattempts  %d", r.Attempts)
+	if r.Src != "" {
+		fmt.Fprintf(w, ", the last %s → %s; %d bytes of KV copied", r.Src, r.Dst, r.Moved)
+	}
+	fmt.Fprint(w, "\nin all   ")
+	for _, s := range r.Spent {
+		fmt.Fprintf(w, " %s %s", s.State, span(s.Seconds))
+	}
+	fmt.Fprint(w, "\n\n")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, n := range r.Events {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", "+"+span(n.At), n.State, n.Event, n.Text)
+	fmt.Fprintln(t, "AT\tAFTER\tSTATE\tEVENT\tDETAIL")
+	last := 0.0
+	for i, n := range r.Events {
+		if r.Dropped > 0 && i == len(r.Events)/2 {
+			fmt.Fprintf(t, "…\t\t\t%d lines dropped\t\n", r.Dropped)
+		}
+		fmt.Fprintf(t, "%.4fs\t%s\t%s\t%s\t%s\n", n.At, span(n.At-last), n.State, n.Event, n.Text)
+		last = n.At
 	}
 	t.Flush()
-	if r.Dropped > 0 {
-		fmt.Fprintf(w, "(%d lines in the middle were dropped)\n", r.Dropped)
-	}
 }
 
 func (p *Program) restartCmd() *cobra.Command {

@@ -57,11 +57,12 @@ func (o outside) Wants(k observe.Kind) bool { return o.o.Log.Enabled(k) }
 const maxDump = 256 << 10
 
 // Stuck asks every process for its stacks, this one too.
-func (o outside) Stuck(state request.State) {
+func (o outside) Stuck(id ident.Request, state request.State) {
 	o.dump()
 	stacks := make([]byte, maxDump)
 	stacks = stacks[:runtime.Stack(stacks, true)]
-	o.o.Log.Event(observe.DaemonStacks, "stacks of the daemon: a request was "+state.String()+" for longer than it may", observe.Str("stacks", string(stacks)))
+	o.o.Log.Event(observe.DaemonStacks, "stacks of the daemon: request "+string(id)+" was "+state.String()+" for longer than it may",
+		observe.Request(id), observe.State(state), observe.Str("stacks", string(stacks)))
 }
 
 func (o outside) Notify(status string, ready bool) { o.o.Notify(status, ready) }

@@ -30,7 +30,8 @@ type replica struct {
 // attempt is one try at a request: the memory side, which may outlive the request.
 type attempt struct {
 	id       ident.Attempt
-	request  *live // nil once the request has no more to do with it
+	request  *live         // nil once the request has no more to do with it
+	owner    ident.Request // whose attempt it is, also then
 	t        transfer.Transfer
 	src, dst *replica
 	slot     int
@@ -46,10 +47,10 @@ type attempt struct {
 	starving bool // decode has no page for the next token
 	room     int  // tokens that the target lease has room for
 
-	began, arrived, idle request.Instant // idle: when it began to wait for quiet
-	nudged               bool
-	split                request.Instant // since when ranks of one side disagree about it
-	divided              bool            // that was told
+	began, sealed, arrived, idle request.Instant // sealed: prefill is done; idle: when it began to wait for quiet
+	nudged                       bool
+	split                        request.Instant // since when ranks of one side disagree about it
+	divided                      bool            // that was told
 }
 
 // leaderOf sends to rank 0 of a replica.
@@ -107,7 +108,12 @@ func (c *Core) move(a *attempt, ev transfer.Event) {
 				if handover {
 					copied = 0
 				}
-				c.out.Transferred(a.src.label(), a.dst.label(), time.Duration(c.now-a.began), copied)
+				var took time.Duration // nothing, if decode had it all before prefill said that it was done
+				if a.sealed != 0 {
+					took = time.Duration(c.now - a.sealed)
+				}
+				a.request.rec.Moved += copied
+				c.out.Transferred(a.src.label(), a.dst.label(), took, copied)
 			}
 			c.step(a.request, request.Event{Kind: request.Arrived}, "")
 		case transfer.QuiesceSource:
@@ -135,14 +141,52 @@ func (c *Core) move(a *attempt, ev transfer.Event) {
 	if a.t.State == transfer.Draining && was != transfer.Draining {
 		a.idle = c.now
 		c.forgetWork(a)
+		if c.out.Wants(observe.SlotQuarantine) {
+			waits := c.waiting(a)
+			c.out.Event(observe.SlotQuarantine, fmt.Sprintf("attempt %s: %d pages and slot %s are kept apart, %s", a.id, a.held(), a.place(), waits), append(a.fields(), observe.Int("pages", a.held()), observe.Reason(waits))...)
+		}
 	}
 	if a.t.State == transfer.Closed {
 		c.forgetWork(a)
 		delete(c.attempts, a.id.Seq)
-		if was == transfer.Draining {
-			c.out.Event(observe.AbortReceipt, fmt.Sprintf("attempt %s: every rank is quiet, every page is back", a.id), observe.Attempt(a.id), observe.Generation(c.number), observe.Reason("quiet"))
+		c.released(a, was == transfer.Draining, "quiet", "every rank is quiet")
+	}
+}
+
+// released tells that an attempt's pages and slot are free, on which evidence, and if
+// it had been given up, that this is over.
+func (c *Core) released(a *attempt, aborted bool, evidence, why string) {
+	age := time.Duration(0)
+	if a.idle != 0 {
+		age = time.Duration(c.now - a.idle)
+	}
+	tell := func(k observe.Kind, what string) {
+		if c.out.Wants(k) {
+			c.out.Event(k, fmt.Sprintf("attempt %s: %s: %s", a.id, why, what), append(a.fields(), observe.Int("pages", a.held()), observe.Age(age), observe.Reason(evidence))...)
 		}
 	}
+	tell(observe.SlotRelease, fmt.Sprintf("%d pages and slot %s are free", a.held(), a.place()))
+	if aborted {
+		tell(observe.AbortReceipt, "the attempt that was given up is over")
+	}
+}
+
+// held is how many pages the attempt has, or had.
+func (a *attempt) held() int {
+	n := len(a.target.Pages())
+	if a.source != nil {
+		n += len(a.source.Pages())
+	}
+	return n
+}
+
+// place is the attempt's slot, for people: "prefill0/3".
+func (a *attempt) place() string { return fmt.Sprintf("%s/%d", a.src.label(), a.slot) }
+
+// fields are those that every event about an attempt has.
+func (a *attempt) fields() []observe.Field {
+	return []observe.Field{observe.Attempt(a.id), observe.Generation(a.id.Generation), observe.Request(a.owner), observe.Slot(a.place()),
+		observe.Str("src", a.src.label()), observe.Str("dst", a.dst.label()), observe.Str("transfer", a.t.State.String())}
 }
 
 // forgetWork takes an attempt out of the scheduler's counts, once.
@@ -206,19 +250,31 @@ func (c *Core) step(r *live, ev request.Event, why string) {
 		c.ignored["request: "+ev.Kind.String()+" while "+was.String()]++
 		return
 	}
+	entered := r.m.Entered
 	r.m = next
-	if next.State != was {
-		r.rec.note(c.now-r.began, ev.Kind.String(), next.State, why)
-		if c.out.Wants(observe.RequestState) {
-			c.out.Event(observe.RequestState, fmt.Sprintf("request %s: %s → %s", r.spec.ID, was, next.State),
-				append(r.fields(), observe.State(next.State), observe.Str("from", was.String()), observe.Reason(why))...)
+	late := ev.Kind == request.Tick && was != next.State && was != request.Draining
+	if late {
+		why = waits
+	}
+	if !r.hidden {
+		switch ev.Kind {
+		case request.Progress, request.Moved, request.Landed, request.Prefilled, request.Arrived, request.Token:
+			c.progress()
 		}
 	}
-	if ev.Kind == request.Tick && (next.Fault != 0 && next.State == request.Draining || next.State == request.Queued) && was != next.State {
-		if why = waits; a != nil && (was == request.Handoff || was == request.Transferring || was == request.Verifying) {
+	if next.State != was {
+		r.rec.spend(was, c.now-entered)
+		r.rec.note(c.now-r.began, r.happened(ev.Kind, was), next.State, why)
+		if c.out.Wants(observe.RequestState) {
+			c.out.Event(observe.RequestState, fmt.Sprintf("request %s: %s → %s", r.spec.ID, was, next.State),
+				append(r.fields(), observe.State(next.State), observe.Str("from", was.String()), observe.Age(time.Duration(c.now-entered)), observe.Reason(why))...)
+		}
+	}
+	if late {
+		if a != nil && (was == request.Handoff || was == request.Transferring || was == request.Verifying) {
 			c.strike(a, fault.TransferTimeout)
 		}
-		c.overdue(r, a, was, waits)
+		c.overdue(r, a, was, c.now-entered, waits)
 	}
 	for _, act := range acts {
 		switch act {
@@ -238,7 +294,7 @@ func (c *Core) step(r *live, ev request.Event, why string) {
 			c.requeue(r)
 			if !r.hidden {
 				c.out.Event(observe.RequestAgain, fmt.Sprintf("request %s: is run again after %d output tokens: %s", r.spec.ID, len(r.tokens), why),
-					append(r.fields(), observe.State(was), observe.Generation(c.number), observe.Reason(why))...)
+					append(r.fields(), observe.State(was), observe.Age(time.Duration(c.now-entered)), observe.Int("tries", r.m.Tries), observe.Int("output_tokens", len(r.tokens)), observe.Reason(why))...)
 			}
 		case request.End:
 			c.end(r, why)
@@ -246,6 +302,24 @@ func (c *Core) step(r *live, ev request.Event, why string) {
 			c.forget(r)
 		}
 	}
+}
+
+// happened says what brought the request to its state, for people.
+func (r *live) happened(k request.Kind, was request.State) string {
+	what := k.String()
+	switch k {
+	case request.Tick:
+		what = "limit of " + was.String() + " passed"
+	case request.Token:
+		what = "last token"
+	}
+	if was == request.Decoding {
+		what += fmt.Sprintf(" after %d tokens", len(r.tokens))
+	}
+	if r.m.State == request.Draining {
+		what += ", ended with " + r.m.Outcome()
+	}
+	return what
 }
 
 // join gives a sequence to decode's leader.
@@ -271,18 +345,29 @@ func (c *Core) end(r *live, why string) {
 		c.out.End(r.ticket, r.m.Finish, err)
 	}
 	took := (c.now - r.began)
-	r.rec.finish(r.m.Outcome(), len(r.tokens), c.number)
+	r.rec.finish(r.m.Outcome(), len(r.tokens), c.number, took)
 	if r.hidden {
 		c.canaryEnded(r)
 		return
 	}
 	if r.m.Finish != 0 {
-		c.prove()
+		c.served()
+	} else {
+		c.failing(r.m.Fault)
 	}
 	c.lately = append(c.lately, c.now)
 	msg := fmt.Sprintf("request %s: %s after %s, %d prompt and %d output tokens", r.spec.ID, r.m.Outcome(), round(took), len(r.spec.Prompt), len(r.tokens))
 	fields := append(r.fields(), observe.Code(r.m.Outcome()), observe.Str("timeline", r.rec.Timeline()), observe.Int("tries", r.m.Tries),
-		observe.Age(time.Duration(took)), observe.Int("prompt_tokens", len(r.spec.Prompt)), observe.Int("output_tokens", len(r.tokens)))
+		observe.Age(time.Duration(took)), observe.Int("prompt_tokens", len(r.spec.Prompt)), observe.Int("output_tokens", len(r.tokens)), observe.Bytes("moved", r.rec.Moved))
+	if r.rec.Src != "" {
+		fields = append(fields, observe.Str("src", r.rec.Src), observe.Str("dst", r.rec.Dst))
+	}
+	for _, s := range r.rec.Spent {
+		fields = append(fields, observe.Took(s.State, time.Duration(s.Seconds*1e9)))
+	}
+	if r.rec.FirstToken > 0 {
+		fields = append(fields, observe.Took("first_token", time.Duration(r.rec.FirstToken*1e9)))
+	}
 	if err != nil {
 		fields = append(fields, observe.Reason(err.Error()))
 	}
@@ -319,8 +404,11 @@ func (c *Core) forget(r *live) {
 // fields are those that every event about a request has.
 func (r *live) fields() []observe.Field {
 	fs := []observe.Field{observe.Request(r.spec.ID)}
+	if r.last.Seq != 0 {
+		fs = append(fs, observe.Attempt(r.last), observe.Generation(r.last.Generation))
+	}
 	if a := r.attempt; a != nil {
-		fs = append(fs, observe.Attempt(a.id), observe.Generation(a.id.Generation))
+		fs = append(fs, observe.Slot(a.place()))
 	}
 	return fs
 }

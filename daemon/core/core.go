@@ -73,8 +73,9 @@ type Outside interface {
 	// Event tells what happened; Wants says whether anybody listens to such events.
 	Event(k observe.Kind, text string, fields ...observe.Field)
 	Wants(k observe.Kind) bool
-	// Stuck: a request's state passed its limit. Evidence is worth gathering.
-	Stuck(state request.State)
+	// Stuck: a request's state passed its limit. What every process is doing right now
+	// is worth writing down.
+	Stuck(id ident.Request, state request.State)
 	// Notify tells in a line how the appliance is, when that changed.
 	Notify(status string, ready bool)
 	Meter
@@ -132,33 +133,33 @@ type Core struct {
 	ended    *records
 	lately   []request.Instant // ends of requests within the last half minute
 
-	sup       supervise.Machine
-	number    ident.Generation
-	launching bool
-	procs     []Proc // of the live generation; nil while it is being launched, and between
-	begun     request.Instant
-	exited    int
-	killed    request.Instant
-	first     *death // the first rank of this generation that ended
-	health    []vital
-	replicas  [2][]*replica // by role: prefill, decode
-	slots     [][]bool      // of each prefill replica: taken
-	attempts  map[uint64]*attempt
-	seq       uint64 // of the latest attempt
-	strikes   map[edge][]request.Instant
+	sup         supervise.Machine
+	number      ident.Generation
+	launching   bool
+	procs       []Proc // of the live generation; nil while it is being launched, and between
+	begun       request.Instant
+	exited      int
+	killed      request.Instant
+	first       *death // the first rank of this generation that ended
+	health      []vital
+	replicas    [2][]*replica // by role: prefill, decode
+	slots       [][]bool      // of each prefill replica: taken
+	attempts    map[uint64]*attempt
+	seq         uint64 // of the latest attempt
+	strikes     map[edge][]request.Instant
+	evidence    request.Instant // when it was last gathered
+	evidenceFor ident.Request   // about whom
+	fenced      map[string]bool // kinds of stale messages that were told of in this generation
 
 	verdicts  []verdict
-	canary    *live
+	canary    *live           // a request of our own that is under way
 	canaryAt  request.Instant // when the last one was begun
-	completed request.Instant // when a request last completed, or brought a token
-	proven    bool            // this generation has completed a request
-	unready   *fault.Error    // why requests would not complete now; nil: they would
+	readiness readiness
 	drain     bool
 	stopping  bool
 	loading   string // how far the weights are, for people
 	status    string
-	lastWhy   string // how the last generation ended, for people
-	changed   request.Instant
+	lastWhy   string         // how the last generation ended, for people
 	ignored   map[string]int // events that changed nothing, by what they were
 }
 
@@ -173,6 +174,7 @@ type live struct {
 	hidden  bool     // the canary: it holds no place and is in no gauge
 	resumed bool     // the attempt began after tokens were delivered
 	slow    request.Instant
+	last    ident.Attempt // the attempt, also after it ended
 	rec     *Record
 }
 
@@ -181,7 +183,8 @@ type live struct {
 func New(o *Options, out Outside, last ident.Generation) *Core {
 	return &Core{o: o, out: out, ranks: o.Ranks, sup: supervise.New(len(o.Ranks)), number: last,
 		requests: map[Ticket]*live{}, names: map[ident.Request]Ticket{}, attempts: map[uint64]*attempt{}, ended: newRecords(1000),
-		strikes: map[edge][]request.Instant{}, ignored: map[string]int{}, unready: fault.New(fault.NotReady, "starting")}
+		strikes: map[edge][]request.Instant{}, ignored: map[string]int{}, fenced: map[string]bool{},
+		readiness: readiness{unready: fault.New(fault.NotReady, "starting"), condition: "starting"}}
 }
 
 // at does something at an instant, and all that follows from it.
@@ -241,11 +244,11 @@ func (c *Core) admit(spec request.Spec) (Ticket, *fault.Error) {
 		// Generations do not come up. Otherwise one is there in moments, and the
 		// request waits for it under its own deadline.
 		c.out.Rejected(fault.NotReady)
-		return 0, fault.New(fault.NotReady, "%s", c.unready.Error())
+		return 0, fault.New(fault.NotReady, "%s", c.readiness.unready.Error())
 	case !c.o.Admit.Admit(len(c.requests)):
 		c.out.Rejected(fault.QueueFull)
 		c.out.Event(observe.AdmissionReject, fmt.Sprintf("request %s refused: %d of %d places are taken", spec.ID, len(c.requests), c.o.Admit.Total()),
-			observe.Request(spec.ID), observe.Int("limit", c.o.Admit.Total()), observe.Reason(fault.QueueFull.String()))
+			observe.Request(spec.ID), observe.Str("limit", "limits.max_requests + limits.max_queued"), observe.Int("value", c.o.Admit.Total()), observe.Reason(fault.QueueFull.String()))
 		return 0, fault.New(fault.QueueFull, "all %d places are taken", c.o.Admit.Total())
 	}
 	if _, twice := c.names[spec.ID]; twice {
@@ -302,7 +305,9 @@ func (c *Core) Cancel(now request.Instant, id ident.Request) (found bool) {
 	c.at(now, func() {
 		var t Ticket
 		if t, found = c.names[id]; found {
-			c.step(c.requests[t], request.Event{Kind: request.Cancel, Fault: fault.Cancelled}, "cancelled by an operator")
+			r := c.requests[t]
+			c.out.Event(observe.RequestCancel, fmt.Sprintf("request %s: an operator cancels it while %s", id, r.m.State), append(r.fields(), observe.State(r.m.State), observe.Reason("operator"))...)
+			c.step(r, request.Event{Kind: request.Cancel, Fault: fault.Cancelled}, "cancelled by an operator")
 		}
 	})
 	return found
@@ -320,7 +325,7 @@ func (c *Core) Restart(now request.Instant, reason string) (ok bool) {
 }
 
 // Ready is nil if requests complete, and says why they would not.
-func (c *Core) Ready() *fault.Error { return c.unready }
+func (c *Core) Ready() *fault.Error { return c.readiness.unready }
 
 // RetryAfter is how long a client that was refused should wait.
 func (c *Core) RetryAfter() time.Duration {

@@ -471,6 +471,7 @@ func wander(cfg *config, seed uint64, paths, steps int) found {
 	var f found
 	for range paths {
 		w := newWorld(cfg)
+		w.listens = true
 		if !cfg.starting {
 			w.begin()
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"tandem/daemon/fault"
 	"tandem/daemon/ident"
@@ -15,26 +16,34 @@ import (
 )
 
 // stale reports whether something comes from another generation than the live one.
-// It is counted, and changes nothing.
-func (c *Core) stale(g ident.Generation, kind string) bool {
+// It is counted, and changes nothing. The first of a kind is told in each generation.
+func (c *Core) stale(g ident.Generation, rank int, kind string) bool {
 	if g == c.number {
 		return false
 	}
 	c.out.Fenced(kind)
+	if !c.fenced[kind] {
+		c.fenced[kind] = true
+		text := fmt.Sprintf("%s of generation %d in generation %d", kind, g, c.number)
+		c.out.Event(observe.FenceDrop, fmt.Sprintf("%s: dropped a %s", c.ranks[rank], text), append(c.rankFields(rank), observe.Str("kind", kind), observe.Int("stale_generation", int64(g)), observe.Reason(text))...)
+	}
 	return true
+}
+
+// word is a message's name: "sealed".
+func word(m wire.Message) string {
+	return strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", m), "*wire."))
 }
 
 // Frame takes in what a rank said over the socket of generation from, in a frame
 // that carries generation g.
 func (c *Core) Frame(now request.Instant, from, g ident.Generation, rank int, m wire.Message) {
 	c.at(now, func() {
-		if c.stale(from, "frame") {
+		if c.stale(from, rank, word(m)) || c.stale(g, rank, word(m)) {
 			return
 		}
-		if g != c.number {
-			c.out.Fenced(fmt.Sprintf("%T", m))
-			c.out.Event(observe.FenceDrop, fmt.Sprintf("%s: a %T of generation %d in generation %d", c.ranks[rank], m, g, c.number), c.rankFields(rank)...)
-			return
+		if rank < len(c.health) {
+			c.health[rank].said, c.health[rank].heard = m, c.now
 		}
 		c.frame(rank, m)
 	})
@@ -43,7 +52,7 @@ func (c *Core) Frame(now request.Instant, from, g ident.Generation, rank int, m 
 // Broken takes in that a rank's socket gave something that is no frame.
 func (c *Core) Broken(now request.Instant, g ident.Generation, rank int, err error) {
 	c.at(now, func() {
-		if !c.stale(g, "broken socket") {
+		if !c.stale(g, rank, "broken socket") {
 			c.condemn("protocol", fmt.Sprintf("%s: %v", c.ranks[rank], err), &rank, observe.WorkerProtocol)
 		}
 	})
@@ -141,7 +150,11 @@ func (c *Core) frame(rank int, m wire.Message) {
 			c.first = &death{rank: rank, text: m.Text}
 		}
 	case *wire.Dumped:
-		c.out.Event(observe.WorkerLog, fmt.Sprintf("%s: stacks", id), append(c.rankFields(rank), observe.Str("stacks", m.Text))...)
+		fields := append(c.rankFields(rank), observe.Str("stacks", m.Text))
+		if c.evidence != 0 && c.now < c.evidence.Add(evidenceEvery) {
+			fields = append(fields, observe.Request(c.evidenceFor))
+		}
+		c.out.Event(observe.WorkerLog, fmt.Sprintf("%s: stacks", id), fields...)
 	default:
 		lie("not for a rank to say")
 	}
@@ -165,6 +178,9 @@ func (c *Core) sealed(a *attempt, rank int, m *wire.Sealed, lie func(string, ...
 		return
 	}
 	c.move(a, transfer.Event{Kind: transfer.SourceDone, Rank: rank})
+	if a.t.Sealed == a.t.Source && a.sealed == 0 {
+		a.sealed = c.now
+	}
 	if a.t.Sealed == a.t.Source && a.request != nil {
 		c.step(a.request, request.Event{Kind: request.Prefilled}, "")
 	}
@@ -259,7 +275,7 @@ func (c *Core) clockToken(r *live) {
 		return
 	}
 	c.out.OutputTokens(1)
-	c.completed = c.now
+	c.served()
 	if len(r.tokens) == 1 {
 		r.rec.FirstToken = float64(c.now-r.began) / 1e9
 	}
@@ -271,7 +287,7 @@ func (c *Core) failed(a *attempt, rank int, m *wire.Failed) {
 	case fault.DigestMismatch, fault.EpochChanged:
 		word := map[fault.Kind]string{fault.DigestMismatch: "digest", fault.EpochChanged: "epoch"}[m.Kind]
 		c.out.VerifyFailed(word)
-		c.out.Event(observe.VerifyFailed, fmt.Sprintf("attempt %s: %s", a.id, text), append(c.rankFields(rank), observe.Attempt(a.id), observe.Code(m.Kind.String()), observe.Reason(m.Text))...)
+		c.out.Event(observe.VerifyFailed, fmt.Sprintf("attempt %s: %s", a.id, text), append(a.fields(), observe.Rank(c.ranks[rank]), observe.Code(m.Kind.String()), observe.Reason(m.Text))...)
 	}
 	if a.request == nil {
 		c.ignored["late failure"]++

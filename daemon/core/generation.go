@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"tandem/daemon/fault"
@@ -27,13 +28,19 @@ type verdict struct {
 	reason, text string
 	rank         *int
 	kind         observe.Kind
+	fields       []observe.Field
 }
 
 // condemn ends the generation, once the event in hand is dealt with. reason is a
-// word for metrics, text for people; rank is whose fault it is, if it is a rank's.
-func (c *Core) condemn(reason, text string, rank *int, kind observe.Kind) {
-	c.verdicts = append(c.verdicts, verdict{reason, text, rank, kind})
+// word for metrics, text for people; rank is whose fault it is, if it is a rank's;
+// fields, if there are any, are all that the event has besides.
+func (c *Core) condemn(reason, text string, rank *int, kind observe.Kind, fields ...observe.Field) {
+	c.verdicts = append(c.verdicts, verdict{reason, text, rank, kind, fields})
 }
+
+// Reasons are the words for why a generation ended.
+var Reasons = []string{"worker_exit", "worker_killed", "worker_silent", "worker_stuck", "not_reading", "protocol", "step_lost", "quarantine", "edge", "ledger", "canary",
+	"operator", "spawn", "generation_file", "start_timeout", "stop"}
 
 // judge carries out condemnations.
 func (c *Core) judge() {
@@ -48,10 +55,13 @@ func (c *Core) judge() {
 		}
 		c.lastWhy = v.text
 		if v.kind != observe.GenerationEnd { // which is told when it is over
-			fields := []observe.Field{observe.Generation(c.number), observe.Reason(v.text), observe.Code(v.reason)}
+			fields := []observe.Field{observe.Reason(v.text), observe.Code(v.reason)}
 			if v.rank != nil {
-				fields = append(fields, observe.Rank(c.ranks[*v.rank]))
+				fields = append(fields, c.suspect(*v.rank)...)
+			} else if len(v.fields) == 0 {
+				fields = append(fields, observe.Generation(c.number))
 			}
+			fields = append(fields, v.fields...)
 			c.out.Event(v.kind, fmt.Sprintf("generation %d must end: %s", c.number, v.text), fields...)
 		}
 		c.supervise(supervise.Event{Kind: supervise.Condemned, Reason: v.reason})
@@ -84,7 +94,6 @@ func (c *Core) supervise(ev supervise.Event) {
 		}
 	}
 	if changed {
-		c.changed = c.now
 		c.assess()
 	}
 }
@@ -92,7 +101,9 @@ func (c *Core) supervise(ev supervise.Event) {
 // spawn begins the next generation.
 func (c *Core) spawn() {
 	c.number++
-	c.exited, c.first, c.proven = 0, nil, false
+	c.exited, c.first = 0, nil
+	c.readiness.begin()
+	clear(c.fenced)
 	c.launching, c.begun = true, c.now
 	c.health = make([]vital, len(c.ranks))
 	c.out.Spawn(c.number)
@@ -108,17 +119,18 @@ func (c *Core) Launched(now request.Instant, g ident.Generation, procs []Proc, r
 		case err != nil && len(procs) == 0 && reason == "generation_file":
 			c.condemn(reason, err.Error(), nil, observe.StateFailed)
 		case err != nil:
-			c.condemn(reason, err.Error(), nil, observe.WorkerExit)
+			c.condemn(reason, err.Error(), nil, observe.GenerationFailed)
 		default:
-			pids := ""
+			pids, starts := "", ""
 			for i, p := range procs {
 				pids += fmt.Sprintf(" %s=%d", c.ranks[i], p.PID)
+				starts += fmt.Sprintf("%s: process %d on %s, started %s\n", c.ranks[i], p.PID, p.Device, p.Started.Format("15:04:05.000"))
 			}
 			why := "the first of this daemon"
 			if c.sup.Ended > 0 {
 				why = c.lastWhy
 			}
-			c.out.Event(observe.GenerationBegin, fmt.Sprintf("generation %d begins:%s", g, pids), observe.Generation(g), observe.Reason(why))
+			c.out.Event(observe.GenerationBegin, fmt.Sprintf("generation %d begins:%s", g, pids), observe.Generation(g), observe.Str("pids", pids[1:]), observe.Str("processes", starts), observe.Reason(why))
 		}
 		if c.sup.State == supervise.Ending && len(procs) > 0 {
 			c.out.Kill()
@@ -130,7 +142,7 @@ func (c *Core) Launched(now request.Instant, g ident.Generation, procs []Proc, r
 // Exited reports that a process is reaped.
 func (c *Core) Exited(now request.Instant, g ident.Generation, rank int, e Exit) {
 	c.at(now, func() {
-		if c.stale(g, "exit") {
+		if c.stale(g, rank, "exit") {
 			return
 		}
 		if c.health[rank].gone {
@@ -158,7 +170,7 @@ func (c *Core) exit(rank int, e Exit) {
 		if e.Killed {
 			reason = "worker_killed"
 		}
-		c.out.Event(observe.WorkerExit, text, append(c.rankFields(rank), observe.Reason(text), observe.Code(reason))...)
+		c.out.Event(observe.WorkerExit, text, append(c.suspect(rank), observe.Reason(text), observe.Code(reason))...)
 		c.supervise(supervise.Event{Kind: supervise.Exited, Reason: reason})
 	}
 	c.checkReaped()
@@ -199,6 +211,7 @@ func (c *Core) announce() {
 	}
 	took := time.Duration(c.now - c.begun)
 	c.out.Event(observe.GenerationReady, fmt.Sprintf("generation %d: all %d ranks ready in %s, %s", c.number, len(c.ranks), round(took), c.health[0].backend), observe.Generation(c.number), observe.Age(took))
+	c.readiness.up = c.now
 	c.sendCanary()
 }
 
@@ -215,12 +228,47 @@ func (c *Core) kill(reason string) {
 		c.lastWhy = c.first.text
 	case c.stopping:
 		c.lastWhy = "the daemon stops"
+	case reason == "start_timeout":
+		var late []string
+		for i, h := range c.health {
+			if !h.ready {
+				late = append(late, c.ranks[i].String())
+			}
+		}
+		c.lastWhy = fmt.Sprintf("%s not ready within %s", strings.Join(late, ", "), c.o.Supervise.Start)
 	}
 	clear(c.strikes)
 	for _, r := range c.inOrder() {
 		c.step(r, request.Event{Kind: request.GenerationEnded}, fmt.Sprintf("generation %d ended: %s", c.number, reason))
 	}
 	c.checkReaped()
+}
+
+// suspect is what an event about a rank that did wrong tells of it: its last signs of
+// life.
+func (c *Core) suspect(rank int) []observe.Field {
+	fs := []observe.Field{observe.Rank(c.ranks[rank])}
+	if rank < len(c.procs) {
+		fs = append(fs, observe.Device(c.procs[rank].Device), observe.Int("pid", c.procs[rank].PID), observe.Str("signs", c.signs(rank)))
+	}
+	return append(fs, observe.Generation(c.number))
+}
+
+// signs says in a line when a rank last did and said something.
+func (c *Core) signs(rank int) string {
+	h := &c.health[rank]
+	s := h.last.Doing
+	switch {
+	case h.gone:
+		s = "gone"
+	case !h.ready:
+		s = "starting"
+	}
+	s = fmt.Sprintf("%s, alive %s ago, progress %s ago", s, round(c.now-h.pulsed), round(c.now-h.stepped))
+	if h.said != nil {
+		s += fmt.Sprintf(", said %s %s ago", word(h.said), round(c.now-h.heard))
+	}
+	return s
 }
 
 // checkReaped notices that no process of the generation is left. That is the proof
@@ -236,9 +284,7 @@ func (c *Core) checkReaped() {
 			}
 		}
 		delete(c.attempts, seq)
-		if a.t.State == transfer.Draining && c.out.Wants(observe.AbortReceipt) {
-			c.out.Event(observe.AbortReceipt, fmt.Sprintf("attempt %s: every process is gone, every page is back", a.id), observe.Attempt(a.id), observe.Generation(c.number), observe.Reason("reaped"))
-		}
+		c.released(a, a.t.State == transfer.Draining, "reaped", "every process is gone")
 	}
 	for _, list := range c.replicas {
 		for _, r := range list {
@@ -254,7 +300,7 @@ func (c *Core) checkReaped() {
 		c.out.Event(observe.LedgerDrift, fmt.Sprintf("generation %d: %v", c.number, err), observe.Generation(c.number), observe.Fault(err))
 	}
 	took := time.Duration(c.now - c.killed)
-	fields := []observe.Field{observe.Generation(c.number), observe.Reason(c.lastWhy), observe.Code(c.sup.Reason), observe.Took("reap", took)}
+	fields := []observe.Field{observe.Generation(c.number), observe.Reason(c.lastWhy), observe.Code(c.sup.Reason), observe.Took("reap", took), observe.Age(time.Duration(c.now - c.begun))}
 	if c.first != nil {
 		fields = append(fields, observe.Rank(c.ranks[c.first.rank]))
 	}
@@ -264,53 +310,6 @@ func (c *Core) checkReaped() {
 		pause := time.Duration(c.sup.Until - supervise.Instant(c.now))
 		c.out.Event(observe.GenerationBackoff, fmt.Sprintf("the next generation starts in %s: %d starts in a row failed, %d generations beyond the budget", round(pause), c.sup.Failed, c.sup.Over(&c.o.Supervise)),
 			observe.Generation(c.number), observe.Reason(c.lastWhy), observe.Took("pause", pause))
-	}
-}
-
-// assess says whether requests would complete now, and why not.
-func (c *Core) assess() {
-	was := c.unready
-	switch {
-	case c.stopping || c.drain:
-		c.unready = fault.New(fault.Draining, "stopping")
-	case c.sup.State == supervise.Down:
-		c.unready = fault.New(fault.NotReady, "loading weights")
-	case c.sup.State == supervise.Waiting:
-		c.unready = fault.New(fault.NotReady, "generation %d ended (%s: %s); the next starts in %s", c.number, c.sup.Reason, c.lastWhy, time.Duration(c.sup.Until-supervise.Instant(c.now)).Round(time.Millisecond))
-	case c.sup.State == supervise.Ending && c.sup.Late:
-		c.unready = fault.New(fault.NotReady, "unreaped: processes of generation %d were killed and do not end", c.number)
-	case c.sup.State != supervise.Up:
-		c.unready = fault.New(fault.NotReady, "generation %d: %s", c.number, c.sup)
-	case !c.proven:
-		c.unready = fault.New(fault.NotReady, "generation %d: no request has completed yet", c.number)
-	case c.now > c.completed.Add(canaryEvery+10*time.Second):
-		c.unready = fault.New(fault.NotReady, "no request has completed for %s", round(c.now-c.completed))
-	default:
-		c.unready = nil
-	}
-	if (was == nil) != (c.unready == nil) {
-		c.changed = c.now
-		state, why := "ready", "requests complete"
-		if c.unready != nil {
-			state, why = "not ready", c.unready.Error()
-		}
-		c.out.Event(observe.HealthChange, fmt.Sprintf("%s: %s", state, why), observe.Generation(c.number), observe.Str("state", state), observe.Reason(why))
-	}
-	c.say()
-}
-
-// say tells the supervisor of the daemon, in a line.
-func (c *Core) say() {
-	line := fmt.Sprintf("generation %d, %d running, %d queued", c.number, c.running(), len(c.queue))
-	if c.unready != nil {
-		line = c.unready.Error()
-		if c.sup.State == supervise.Down && c.loading != "" {
-			line = c.loading
-		}
-	}
-	if line != c.status {
-		c.status = line
-		c.out.Notify(line, c.unready == nil)
 	}
 }
 
@@ -333,7 +332,8 @@ func (c *Core) strike(a *attempt, k fault.Kind) {
 	c.strikes[e] = recent
 	if len(recent) >= strikeOut {
 		delete(c.strikes, e)
-		c.condemn("edge", fmt.Sprintf("%d transfers from %s to %s failed within %s, the last with %s", len(recent), a.src, a.dst, strikeWindow, k), nil, observe.EdgeSuspect)
+		c.condemn("edge", fmt.Sprintf("%d transfers from %s to %s failed within %s, the last with %s", len(recent), a.src, a.dst, strikeWindow, k), nil, observe.EdgeSuspect,
+			observe.Generation(c.number), observe.Str("src", a.src.label()), observe.Str("dst", a.dst.label()), observe.Int("failures", len(recent)), observe.Took("window", strikeWindow))
 	}
 }
 

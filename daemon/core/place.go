@@ -56,7 +56,8 @@ func (c *Core) place() {
 		}
 		c.dequeue(r)
 		c.attempts[a.id.Seq] = a
-		r.attempt = a
+		r.attempt, r.last = a, a.id
+		r.rec.Src, r.rec.Dst = a.src.label(), a.dst.label()
 		r.resumed = len(r.tokens) > 0
 		r.rec.Attempts++
 		c.step(r, request.Event{Kind: request.Placed}, fmt.Sprintf("%s: prefill %d → decode %d", a.id, a.src.Index, a.dst.Index))
@@ -138,7 +139,7 @@ func (c *Core) reserve(r *live) *attempt {
 	c.slots[src.Index][slot] = true
 	c.seq++
 	return &attempt{
-		id: ident.Attempt{Generation: c.number, Seq: c.seq}, request: r,
+		id: ident.Attempt{Generation: c.number, Seq: c.seq}, request: r, owner: r.spec.ID,
 		t:   transfer.New(c.o.Transport, len(src.ranks), len(dst.ranks), pages == 0),
 		src: src, dst: dst, slot: slot, target: target, source: source, pages: pages, tokens: tokens,
 		computed: make([]int, len(src.ranks)), landed: make([]int, len(dst.ranks)), room: want * c.o.Layout.PageTokens, began: c.now,

@@ -18,11 +18,17 @@ type Record struct {
 	MaxTokens  int              `json:"max_tokens"`
 	Output     int              `json:"output_tokens"`
 	Attempts   int              `json:"attempts"`
+	Src        string           `json:"prefill,omitempty"` // the replicas of the last attempt
+	Dst        string           `json:"decode,omitempty"`
+	Moved      int64            `json:"moved_bytes"` // of KV that were copied, in all attempts
+	Spent      []Span           `json:"states"`      // how long each state lasted in all, in order of the first time
 	FirstToken float64          `json:"time_to_first_token_seconds,omitempty"`
 	Outcome    string           `json:"outcome,omitempty"`
 	Generation ident.Generation `json:"generation,omitempty"`
+	Seconds    float64          `json:"seconds"` // from admission to the end of the answer, or until now
 	Events     []Note           `json:"events"`
 	Dropped    int              `json:"events_dropped,omitempty"`
+	Now        *RequestView     `json:"now,omitempty"` // while it is live
 }
 
 // Note is one line of the story.
@@ -31,6 +37,23 @@ type Note struct {
 	Event string  `json:"event"`
 	State string  `json:"state"`
 	Text  string  `json:"text,omitempty"`
+}
+
+// Span is how long something lasted.
+type Span struct {
+	State   string  `json:"state"`
+	Seconds float64 `json:"seconds"`
+}
+
+// spend adds to the time that a state took.
+func (r *Record) spend(s request.State, d request.Instant) {
+	for i := range r.Spent {
+		if r.Spent[i].State == s.String() {
+			r.Spent[i].Seconds += float64(d) / 1e9
+			return
+		}
+	}
+	r.Spent = append(r.Spent, Span{s.String(), float64(d) / 1e9})
 }
 
 // maxNotes bounds a story: the first and the last lines are kept.
@@ -45,11 +68,12 @@ func (r *Record) note(at request.Instant, event string, s request.State, text st
 	r.Events = append(r.Events, Note{At: float64(at) / 1e9, Event: event, State: s.String(), Text: text})
 }
 
-func (r *Record) finish(outcome string, output int, g ident.Generation) {
-	r.Outcome, r.Output, r.Generation = outcome, output, g
+func (r *Record) finish(outcome string, output int, g ident.Generation, took request.Instant) {
+	r.Outcome, r.Output, r.Generation, r.Seconds = outcome, output, g, float64(took)/1e9
 }
 
-// Timeline is how long each state lasted, in order: "queued+2ms prefilling+310ms".
+// Timeline is how long each state lasted, in order: "queued+2ms prefilling+310ms". The
+// state that it is in is not among them.
 func (r *Record) Timeline() string {
 	var b strings.Builder
 	state, since := "", 0.0
@@ -67,7 +91,6 @@ func (r *Record) Timeline() string {
 			state, since = n.State, n.At
 		}
 	}
-	flush(since)
 	return b.String()
 }
 
@@ -90,6 +113,7 @@ func (r *Record) History() string {
 func (r *Record) clone() Record {
 	c := *r
 	c.Events = append([]Note(nil), r.Events...)
+	c.Spent = append([]Span(nil), r.Spent...)
 	return c
 }
 

@@ -16,7 +16,8 @@ type View struct {
 	PID            int              `json:"pid"`
 	UptimeSeconds  float64          `json:"uptime_seconds"`
 	Ready          bool             `json:"ready"`
-	Reason         string           `json:"reason,omitempty"` // why not ready
+	Condition      string           `json:"condition"`        // "ready", or what keeps requests from completing
+	Reason         string           `json:"reason,omitempty"` // the same in words
 	ReadySince     time.Time        `json:"changed_at"`
 	Generation     ident.Generation `json:"generation"`
 	State          string           `json:"state"` // of the supervisor
@@ -32,7 +33,8 @@ type View struct {
 	MaxRunning     int              `json:"max_requests"`
 	MaxQueued      int              `json:"max_queued"`
 	QuarantineAge  float64          `json:"quarantine_age_seconds"`
-	LastCompletion time.Time        `json:"last_completion"`
+	LastCompletion time.Time        `json:"last_completion"` // when anything last went all the way, a canary too
+	LastServed     time.Time        `json:"last_served"`     // when a client's request last brought a token or ended well
 	Transport      string           `json:"transport"`
 }
 
@@ -45,8 +47,10 @@ type RankView struct {
 	Device      string     `json:"device"`
 	State       string     `json:"state"`
 	Started     time.Time  `json:"started"`
-	ProgressAge float64    `json:"progress_age_seconds"`
-	PulseAge    float64    `json:"pulse_age_seconds"`
+	ProgressAge float64    `json:"progress_age_seconds"` // since it moved, or had nothing to do and was seen alive
+	PulseAge    float64    `json:"pulse_age_seconds"`    // since it was seen alive
+	Said        string     `json:"said,omitempty"`       // the last message that it sent
+	SaidAge     float64    `json:"said_age_seconds,omitempty"`
 	Backend     string     `json:"backend,omitempty"`
 	Plans       uint64     `json:"plans"`
 }
@@ -85,6 +89,7 @@ type RequestView struct {
 	Attempts   int           `json:"attempts"`
 	Attempt    string        `json:"attempt,omitempty"`
 	Transfer   string        `json:"transfer,omitempty"`
+	Waits      string        `json:"waits,omitempty"` // for whom or what, in words
 	Prefill    int           `json:"prefill_replica"`
 	Decode     int           `json:"decode_replica"`
 }
@@ -92,14 +97,17 @@ type RequestView struct {
 // View gives a picture of now.
 func (c *Core) View(now request.Instant) View {
 	c.now = now
-	v := View{At: c.wall(c.now), UptimeSeconds: float64(c.now) / 1e9, Ready: c.unready == nil, ReadySince: c.wall(c.changed),
+	v := View{At: c.wall(c.now), UptimeSeconds: float64(c.now) / 1e9, Ready: c.readiness.unready == nil, Condition: c.readiness.condition, ReadySince: c.wall(c.readiness.changed),
 		Generation: c.number, State: c.sup.State.String(), LastEnd: c.sup.Reason, LastEndText: c.lastWhy, Ended: c.sup.Ended,
 		Queued: len(c.queue), MaxRunning: c.o.Admit.Running, MaxQueued: c.o.Admit.Queued, Transport: c.o.Transport.String()}
-	if c.unready != nil {
-		v.Reason = c.unready.Error()
+	if err := c.readiness.unready; err != nil {
+		v.Reason = err.Error()
 	}
-	if c.completed != 0 {
-		v.LastCompletion = c.wall(c.completed)
+	if t := c.readiness.served; t != 0 {
+		v.LastServed = c.wall(t)
+	}
+	if t := max(c.readiness.served, c.readiness.passed); t != 0 {
+		v.LastCompletion = c.wall(t)
 	}
 	v.Running = c.running()
 	if c.canary != nil {
@@ -121,8 +129,12 @@ func (c *Core) View(now request.Instant) View {
 		case !h.ready:
 			state = "starting"
 		}
-		v.Ranks = append(v.Ranks, RankView{Role: r.Role, Replica: r.Index, Rank: r.Rank, PID: p.PID, Device: p.Device, State: state, Started: p.Started,
-			ProgressAge: float64(c.now-h.stepped) / 1e9, PulseAge: float64(c.now-h.pulsed) / 1e9, Backend: h.backend, Plans: h.last.Plans})
+		rv := RankView{Role: r.Role, Replica: r.Index, Rank: r.Rank, PID: p.PID, Device: p.Device, State: state, Started: p.Started,
+			ProgressAge: float64(c.now-min(h.stepped, h.pulsed)) / 1e9, PulseAge: float64(c.now-h.pulsed) / 1e9, Backend: h.backend, Plans: h.last.Plans}
+		if h.said != nil {
+			rv.Said, rv.SaidAge = word(h.said), float64(c.now-h.heard)/1e9
+		}
+		v.Ranks = append(v.Ranks, rv)
 	}
 	for _, list := range c.replicas {
 		for _, r := range list {
@@ -171,7 +183,7 @@ func (c *Core) Requests(now request.Instant) []RequestView {
 }
 
 func (c *Core) requestView(r *live) RequestView {
-	v := RequestView{ID: r.spec.ID, Session: r.spec.Session, State: r.m.State.String(), AgeInState: float64(c.now-r.m.Entered) / 1e9, Age: float64(c.now-r.began) / 1e9,
+	v := RequestView{Waits: c.waitsFor(r), ID: r.spec.ID, Session: r.spec.Session, State: r.m.State.String(), AgeInState: float64(c.now-r.m.Entered) / 1e9, Age: float64(c.now-r.began) / 1e9,
 		Deadline: float64(r.m.Due(&c.o.Request)-c.now) / 1e9, Prompt: len(r.spec.Prompt), Output: len(r.tokens), MaxTokens: r.spec.MaxTokens, Attempts: r.m.Tries, Prefill: -1, Decode: -1}
 	if a := r.attempt; a != nil {
 		v.Attempt, v.Transfer, v.Prefill, v.Decode = a.id.String(), a.t.State.String(), a.src.Index, a.dst.Index
@@ -185,6 +197,12 @@ func (c *Core) Story(id ident.Request) *Record {
 		r := c.requests[t]
 		s := r.rec.clone()
 		s.Output = len(r.tokens)
+		if s.Outcome == "" {
+			s.Seconds = float64(c.now-r.began) / 1e9
+		}
+		v := c.requestView(r)
+		s.Now = &v
+		s.spend(r.m.State, c.now-r.m.Entered)
 		return &s
 	}
 	if r := c.ended.find(id); r != nil {

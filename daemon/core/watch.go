@@ -5,12 +5,12 @@ import (
 	"strings"
 	"time"
 
-	"tandem/daemon/fault"
 	"tandem/daemon/ident"
 	"tandem/daemon/observe"
 	"tandem/daemon/request"
 	"tandem/daemon/supervise"
 	"tandem/daemon/transfer"
+	"tandem/daemon/wire"
 )
 
 // vital is what was last seen of a rank's vital signs.
@@ -20,6 +20,8 @@ type vital struct {
 	last        Vital
 	pulsed      request.Instant // when Pulse last moved
 	stepped     request.Instant // when Steps last moved, or did not have to
+	said        wire.Message    // the last that it sent
+	heard       request.Instant // when that came
 }
 
 // Watch looks at everything that has a limit. It must be called often. vitals are
@@ -49,21 +51,45 @@ func (c *Core) watchSlow(r *live) {
 	if limit := r.m.Limit(&c.o.Request); c.now >= r.m.Armed.Add(limit/2) {
 		r.slow = r.m.Armed
 		text := fmt.Sprintf("request %s: %s for %s without progress, of %s", r.spec.ID, r.m.State, round(c.now-r.m.Armed), limit)
-		c.out.Event(observe.RequestSlow, text, append(r.fields(), observe.State(r.m.State), observe.Age(time.Duration(c.now-r.m.Entered)),
-			observe.Int("tokens", len(r.tokens)), observe.Reason(c.waitsFor(r)))...)
+		fields := append(r.fields(), observe.State(r.m.State), observe.Age(time.Duration(c.now-r.m.Entered)), observe.Took("without_progress", time.Duration(c.now-r.m.Armed)),
+			observe.Took("limit", limit), observe.Int("output_tokens", len(r.tokens)), observe.Reason(c.waitsFor(r)))
+		if a := r.attempt; a != nil {
+			fields = append(fields, observe.Int("computed_tokens", a.done()), observe.Str("landed_pages", fmt.Sprint(a.landed)))
+		}
+		c.out.Event(observe.RequestSlow, text, fields...)
 	}
 }
 
 // waitsFor names the ranks that a request's attempt waits for, for people.
 func (c *Core) waitsFor(r *live) string {
 	a := r.attempt
-	if a == nil {
+	switch {
+	case a == nil && r.m.State == request.Queued:
+		return "waits for " + c.lacks(r)
+	case a == nil:
 		return ""
+	case r.m.State == request.Decoding:
+		return "waits for " + c.ranks[a.dst.ranks[0]].String() + c.lifeless(a)
 	}
+	return c.waiting(a)
+}
+
+// lacks says what a queued request does not get, for people.
+func (c *Core) lacks(r *live) string {
+	switch {
+	case c.sup.State != supervise.Up:
+		return "a generation: " + c.sup.String()
+	case len(c.queue) > 0 && c.queue[0] != r:
+		return "its turn: others came before it"
+	case !c.o.Admit.Start(c.running()):
+		return fmt.Sprintf("a place: %d of %d are taken", c.running(), c.o.Admit.Running)
+	}
+	return "KV pages, a slot or a place in a batch"
+}
+
+// waiting names the ranks that an attempt's memory waits for, for people.
+func (c *Core) waiting(a *attempt) string {
 	src, dst := a.t.Waiting()
-	if r.m.State == request.Decoding {
-		src, dst = 0, 1
-	}
 	var names []string
 	for i, rank := range a.src.ranks {
 		if src.Has(i) {
@@ -75,13 +101,38 @@ func (c *Core) waitsFor(r *live) string {
 			names = append(names, c.ranks[rank].String())
 		}
 	}
-	return "waits for " + strings.Join(names, ", ")
+	return "waits for " + strings.Join(names, ", ") + c.lifeless(a)
+}
+
+// lifeless names the ranks of an attempt's replicas that show no sign of life, in
+// brackets: who waits at a barrier for another one is not to blame.
+func (c *Core) lifeless(a *attempt) string {
+	var out []string
+	for _, rep := range []*replica{a.src, a.dst} {
+		for _, rank := range rep.ranks {
+			if rank < len(c.procs) && c.now > c.health[rank].pulsed.Add(time.Second) {
+				out = append(out, fmt.Sprintf("%s shows no sign of life for %s", c.ranks[rank], round(c.now-c.health[rank].pulsed)))
+			}
+		}
+	}
+	if len(out) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(out, ", ") + ")"
 }
 
 // watchPages looks for attempts whose memory waits too long for proof.
 func (c *Core) watchPages() {
 	if c.sup.State != supervise.Up {
 		return
+	}
+	for _, list := range c.replicas {
+		for _, r := range list {
+			if r.pool != nil && r.pool.Drift() != 0 {
+				c.condemn("ledger", fmt.Sprintf("pool %s does not add up: %d of %d pages", r.pool.Name(), r.pool.Drift(), r.pool.Total()), nil, observe.LedgerDrift, observe.Generation(c.number), observe.Str("pool", r.pool.Name()))
+				return
+			}
+		}
 	}
 	for _, d := range c.replicas[ident.Decode-1] {
 		if d.gap != 0 && c.now > d.gap.Add(c.o.Progress) {
@@ -94,8 +145,7 @@ func (c *Core) watchPages() {
 		switch {
 		case a.t.State == transfer.Draining || a.t.State == transfer.Releasing && a.t.TargetMute != a.t.Target:
 			if c.now > a.idle.Add(c.o.Quarantine) {
-				s, d := a.t.Waiting()
-				c.condemn("quarantine", fmt.Sprintf("attempt %s: pages wait for ranks %b of %s and %b of %s for more than %s", a.id, s, a.src, d, a.dst, c.o.Quarantine), nil, observe.SlotOverdue)
+				c.overstay(a, fmt.Sprintf("attempt %s: %d pages have been in quarantine for more than %s, %s", a.id, a.held(), c.o.Quarantine, c.waiting(a)), a.idle)
 				return
 			}
 		case a.t.State >= transfer.Arrived && a.t.SourceTold && a.t.SourceMute != a.t.Source:
@@ -104,21 +154,49 @@ func (c *Core) watchPages() {
 			late := a.arrived.Add(c.o.Request.Handoff)
 			if c.now > late && !a.nudged {
 				a.nudged = true
-				s, _ := a.t.Waiting()
 				age := time.Duration(c.now - a.arrived)
-				fields := []observe.Field{observe.Attempt(a.id), observe.Generation(c.number), observe.Age(age), observe.Str("role", "prefill")}
-				if a.request != nil {
-					fields = append(fields, observe.Request(a.request.spec.ID))
+				mute, _ := a.t.Waiting()
+				fields := append(a.fields(), observe.Age(age), observe.Reason(c.waiting(a)))
+				if first := mute.First(); first >= 0 {
+					fields = append(fields, observe.Rank(c.ranks[a.src.ranks[first]]))
 				}
-				c.out.Event(observe.TransferCompletionLost, fmt.Sprintf("attempt %s: decode verified the KV cache %s ago, and ranks %b of %s have not said that they are done", a.id, round(age), s, a.src), fields...)
+				c.out.Event(observe.TransferCompletionLost, fmt.Sprintf("attempt %s: decode verified the KV cache %s ago, and its end was not reported: %s", a.id, round(age), c.waiting(a)), fields...)
 				c.move(a, transfer.Event{Kind: transfer.SourceLate})
 			}
 			if c.now > late.Add(c.o.Quarantine) {
-				c.condemn("quarantine", fmt.Sprintf("attempt %s: %s was asked to be quiet %s ago and is not", a.id, a.src, c.o.Quarantine), nil, observe.SlotOverdue)
+				c.overstay(a, fmt.Sprintf("attempt %s: %s was asked to be quiet %s ago and is not, %s", a.id, a.src, c.o.Quarantine, c.waiting(a)), late)
 				return
 			}
 		}
 	}
+}
+
+// overstay ends the generation because of an attempt whose pages wait too long.
+func (c *Core) overstay(a *attempt, text string, since request.Instant) {
+	fields := a.fields()
+	fields = append(fields, observe.Age(time.Duration(c.now-since)), observe.Str("ranks", c.holders(a)))
+	c.condemn("quarantine", text, nil, observe.SlotOverdue, fields...)
+}
+
+// holders is a line about each rank of an attempt: who it is, and what it last did and said.
+func (c *Core) holders(a *attempt) string {
+	var b strings.Builder
+	for side, rep := range []*replica{a.src, a.dst} {
+		for i, rank := range rep.ranks {
+			fmt.Fprintf(&b, "%s", c.ranks[rank])
+			if rank < len(c.procs) {
+				fmt.Fprintf(&b, " process %d on %s: %s", c.procs[rank].PID, c.procs[rank].Device, c.signs(rank))
+			}
+			switch {
+			case side == 1:
+				fmt.Fprintf(&b, "; %d of %d pages", a.landed[i], a.pages)
+			case i < len(a.computed):
+				fmt.Fprintf(&b, "; %d of %d tokens", a.computed[i], a.tokens)
+			}
+			b.WriteByte('\n')
+		}
+	}
+	return b.String()
 }
 
 // divided is how long ranks of one replica may disagree about an attempt before that
@@ -154,18 +232,17 @@ func (c *Core) watchDivision(a *attempt) {
 	}
 	a.divided = true
 	yes, no := []string{}, []string{}
+	first := -1
 	for i, rank := range ranks {
 		if said.Has(i) {
 			yes = append(yes, c.ranks[rank].String())
-		} else {
-			no = append(no, c.ranks[rank].String())
+		} else if no = append(no, c.ranks[rank].String()); first < 0 {
+			first = rank
 		}
 	}
 	text := fmt.Sprintf("%s %s, %s not, for %s", strings.Join(yes, ", "), what, strings.Join(no, ", "), round(c.now-a.split))
-	fields := []observe.Field{observe.Attempt(a.id), observe.Generation(c.number), observe.Reason(text), observe.Age(time.Duration(c.now - a.split))}
-	if a.request != nil {
-		fields = append(fields, observe.Request(a.request.spec.ID))
-	}
+	fields := append(a.fields(), observe.Reason(text), observe.Age(time.Duration(c.now-a.split)), observe.Str("behind", strings.Join(no, " ")), observe.Str("ranks", c.holders(a)),
+		observe.Rank(c.ranks[first]))
 	c.out.Event(observe.RankDivergence, fmt.Sprintf("attempt %s: %s", a.id, text), fields...)
 }
 
@@ -202,62 +279,31 @@ func (c *Core) watchRanks(vitals []Vital) {
 
 // overdue writes down everything about a request whose state passed its limit, and
 // has evidence gathered.
-func (c *Core) overdue(r *live, a *attempt, state request.State, waits string) {
+func (c *Core) overdue(r *live, a *attempt, state request.State, age request.Instant, waits string) {
 	c.out.DeadlineExceeded(state.String())
-	fields := []observe.Field{observe.Request(r.spec.ID), observe.State(state), observe.Code(r.m.Fault.String()), observe.Str("timeline", r.rec.Timeline()), observe.Str("history", r.rec.History())}
-	text := fmt.Sprintf("request %s: %s for longer than it may", r.spec.ID, state)
+	text := fmt.Sprintf("request %s: %s for %s, longer than it may", r.spec.ID, state, round(age))
+	var fields []observe.Field
 	if a != nil {
-		fields = append(fields, observe.Attempt(a.id), observe.Generation(a.id.Generation), observe.Str("slot", fmt.Sprintf("%s/%d", a.src.label(), a.slot)),
-			observe.Str("transfer", a.t.State.String()), observe.Int("computed_tokens", a.done()), observe.Str("landed_pages", fmt.Sprint(a.landed)), observe.Reason(waits))
+		fields = append(a.fields(), observe.Int("computed_tokens", a.done()), observe.Str("landed_pages", fmt.Sprint(a.landed)), observe.Str("ranks", c.holders(a)))
+	} else {
+		fields = r.fields()
+	}
+	outcome := r.m.Fault.String()
+	if r.m.State == request.Queued {
+		outcome = "again"
+	}
+	fields = append(fields, observe.State(state), observe.Code(outcome), observe.Age(time.Duration(age)), observe.Reason(waits), observe.Int("tries", r.m.Tries),
+		observe.Str("timeline", r.rec.Timeline()), observe.Str("history", r.rec.History()))
+	if waits != "" {
 		text += ": " + waits
 	}
 	c.out.Event(observe.RequestStuck, text, fields...)
-	if state > request.Queued && state < request.Draining {
-		c.out.Stuck(state)
+	if state > request.Queued && (c.evidence == 0 || c.now > c.evidence.Add(evidenceEvery)) {
+		c.evidence, c.evidenceFor = c.now, r.spec.ID
+		c.out.Stuck(r.spec.ID, state)
 	}
 }
 
-// canaryEvery is how long the appliance may be idle before a canary shows that
-// requests still complete.
-const canaryEvery = 20 * time.Second
-
-// sendCanary begins a request of our own: one token, the whole way.
-func (c *Core) sendCanary() {
-	if c.canary != nil || c.sup.State != supervise.Up || c.o.Canary == nil {
-		return
-	}
-	c.canaryAt = c.now
-	c.enter(request.Spec{ID: "canary", Prompt: c.o.Canary, MaxTokens: 1}, true)
-}
-
-func (c *Core) canaryEnded(r *live) {
-	c.canary = nil
-	switch {
-	case r.m.Finish != 0:
-		c.prove()
-	case c.sup.State == supervise.Up && r.m.Fault != fault.Generation && !c.stopping:
-		c.out.Event(observe.CanaryFailed, fmt.Sprintf("generation %d: the canary ended with %s", c.number, r.m.Outcome()), observe.Generation(c.number), observe.Reason(r.m.Outcome()))
-		if !c.proven {
-			c.condemn("canary", fmt.Sprintf("generation %d completed no request: the canary ended with %s", c.number, r.m.Outcome()), nil, observe.CanaryFailed)
-		}
-	}
-	c.step(r, request.Event{Kind: request.Closed}, "")
-}
-
-// prove notes that a request went all the way.
-func (c *Core) prove() {
-	c.completed = c.now
-	if !c.proven {
-		c.proven = true
-		c.assess()
-	}
-}
-
-func (c *Core) watchCanary() {
-	if c.sup.State != supervise.Up || c.canary != nil {
-		return
-	}
-	if !c.proven || c.now > max(c.completed, c.canaryAt).Add(canaryEvery) {
-		c.sendCanary()
-	}
-}
+// evidenceEvery bounds how often all processes are asked for their stacks. Requests
+// that stall together stall for one reason.
+const evidenceEvery = 5 * time.Second

@@ -41,6 +41,7 @@ type world struct {
 	blows   int    // that cost an attempt each, at most
 	bad     string // what went wrong
 	scratch []byte
+	listens bool // to events that are dear to make
 }
 
 // config is a small world's shape.
@@ -350,12 +351,10 @@ func (w *world) Forget(t Ticket) {
 	c.gone = true
 }
 
-func (w *world) Event(observe.Kind, string, ...observe.Field)     {}
-func (w *world) Wants(observe.Kind) bool                          { return false }
-func (w *world) Stuck(request.State)                              {}
+func (w *world) Wants(observe.Kind) bool                          { return w.listens }
+func (w *world) Stuck(ident.Request, request.State)               {}
 func (w *world) Notify(string, bool)                              {}
 func (w *world) DeadlineExceeded(string)                          {}
-func (w *world) GenerationEnded(string)                           {}
 func (w *world) Transferred(string, string, time.Duration, int64) {}
 func (w *world) TransferFailed(string, string, fault.Kind)        {}
 func (w *world) VerifyFailed(string)                              {}

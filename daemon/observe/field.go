@@ -29,6 +29,9 @@ func Attempt(a ident.Attempt) Field { return slog.String("attempt", a.String()) 
 // State is the state something is in, or was in.
 func State(s fmt.Stringer) Field { return slog.String("state", s.String()) }
 
+// Slot names the place of a request's pages: "prefill0/3".
+func Slot(s string) Field { return slog.String("slot", s) }
+
 // Rank names a worker: its role, and its replica and rank in it as "0.1".
 func Rank(r ident.Rank) Field {
 	return slog.Group("", slog.String("role", r.Role.String()), slog.String("rank", RankLabel(r)))

@@ -27,6 +27,7 @@ const (
 	GenerationEnd
 	GenerationBackoff
 	GenerationUnreaped
+	GenerationFailed
 	WorkerExit
 	WorkerStalled
 	WorkerProtocol
@@ -85,7 +86,7 @@ const (
 var defs = [kinds]def{
 	Start: {"start", info, "47266c0f37d340c69be580b903c33c1e",
 		"tandem started",
-		"The daemon started. This entry holds the revision it was built from, whether that was committed, and the digest of its configuration.",
+		"The daemon started. This entry holds the revision it was built from, whether that was committed, the digest of its configuration, and every limit in force with the place that enforces it.",
 		"It loads the model and starts the first generation of workers. Until that is ready, clients get 503 with Retry-After.",
 		"Nothing. \"tandem config show\" tells every effective limit and where it is enforced."},
 	Ready: {"ready", info, "0313e6d809904b7dbb430ed7e1afe344",
@@ -163,6 +164,11 @@ var defs = [kinds]def{
 		"A process was killed and is still there: @TANDEM_REASON@. As long as it lives it may touch memory.",
 		"No new generation is started; \"/ready\" answers 503 and says why.",
 		"\"tandem status\" names the process and its device. A process in state D waits for a driver or a disk; if it does not come back, only a reboot helps. \"tandem bundle\" first."},
+	GenerationFailed: {"generation.failed", bad, "5d676ebd60ed4a788a52698774294d8a",
+		"Generation @TANDEM_GENERATION@ could not be started",
+		"Not all of its processes and memory could be made: @TANDEM_REASON@",
+		"What was started is ended again, and the next generation is tried after a pause. Until one is up, clients get 503 with Retry-After.",
+		"The reason names what was lacking: memory, processes, threads or open files. \"systemctl show tandem -p LimitNOFILE -p TasksMax -p MemoryMax\" shows what the unit allows."},
 	WorkerExit: {"worker.exit", warn, "e2247cbba6024db1b66458444692c876",
 		"Worker @TANDEM_ROLE@ @TANDEM_RANK@ ended",
 		"A worker process ended that should not have: @TANDEM_REASON@",
@@ -170,7 +176,7 @@ var defs = [kinds]def{
 		"\"signal: killed\" and nothing before it is often the kernel's out-of-memory killer: \"journalctl -k -g oom\". If workers end again and again, run \"tandem doctor\" and \"tandem bundle\"."},
 	WorkerStalled: {"worker.stalled", bad, "f157a523a57049b283b1afc2679e9ea6",
 		"Worker @TANDEM_ROLE@ @TANDEM_RANK@ makes no progress",
-		"A worker has work and made no progress for longer than deadlines.progress. This entry holds its last sign of life and, where it could be had, its stacks.",
+		"A worker has work and made no progress for longer than deadlines.progress. This entry holds what it last did and said, and when.",
 		"The whole generation is ended and the next one begun; running requests continue in it.",
 		"Once is no harm. If it comes back, \"tandem bundle\" collects the evidence; on a machine that other work keeps busy, a longer deadlines.progress may be right."},
 	WorkerProtocol: {"worker.protocol", bad, "743ff22b1ed3420fa3fabc783f750db6",
@@ -187,7 +193,7 @@ var defs = [kinds]def{
 	RequestSlow:  {name: "request.slow", level: warn},
 	RequestStuck: {"request.stuck", bad, "eaec91f3fe66453bae90827cba90bc82",
 		"Request @TANDEM_REQUEST@ exceeded its deadline in state @TANDEM_STATE@",
-		"A request stayed in one state for longer than that state's deadline. This entry holds its whole history, what each rank last said, and the stacks of the daemon and of the workers.",
+		"A request stayed in one state for longer than that state's deadline. This entry holds its whole history and what each rank last did and said; the entries after it, the stacks of the daemon (daemon.stacks) and of the workers (worker.log).",
 		"The client got its answer: a named error. The request's pages are kept apart until it is certain that nobody touches them.",
 		"\"journalctl -u tandem TANDEM_REQUEST=@TANDEM_REQUEST@\" is its story, \"tandem requests show @TANDEM_REQUEST@\" its timeline. Several in one state point to that stage; \"tandem status\" shows whether one rank or one pair of ranks is behind all."},
 	RequestCancel:   {name: "request.cancel", level: info},
@@ -205,8 +211,8 @@ var defs = [kinds]def{
 		"It watches; the request's own deadline bounds the wait.",
 		"\"tandem status\" shows each rank's last progress. A core that other work keeps busy is the usual cause."},
 	EdgeSuspect: {"edge.suspect", warn, "7fae180a614d44f9bc2aff6bb6a1a802",
-		"Transfers between two ranks fail again and again",
-		"Several transfers between the same two ranks failed within a minute: @TANDEM_REASON@",
+		"Transfers between two replicas fail again and again",
+		"Several transfers between the same two replicas failed within a minute: @TANDEM_REASON@",
 		"The generation is replaced.",
 		"\"tandem doctor\" tests each directed pair. The same pair after a restart points to hardware."},
 	VerifyFailed: {"verify.failed", bad, "2e5e289b27254b62889614451146c9fa",
@@ -236,12 +242,12 @@ var defs = [kinds]def{
 		"If it is not ready, \"tandem status\" says why and what is being done."},
 	CanaryFailed: {"canary.failed", warn, "b7d45e0f5dfa49b89237534e4c78735f",
 		"The internal test request failed",
-		"While idle, the daemon sends itself a short request. It failed: @TANDEM_REASON@",
-		"It is repeated. Real requests that succeed count more.",
+		"While idle, and when a generation begins, the daemon sends itself a short request. It failed: @TANDEM_REASON@",
+		"It is repeated. Real requests that succeed count more; without any, a generation is replaced whose first canary fails, or several in a row.",
 		"\"tandem status\"; \"tandem chat\" tries it from outside."},
 	WatchdogFailed: {"watchdog.failed", bad, "0e4cb3bd60c34cb9bdaf96bb99106c25",
 		"The daemon judges itself not healthy",
-		"A check of the daemon's own loop failed and replacing the generation did not help: @TANDEM_REASON@",
+		"The daemon's own control loop does not answer: @TANDEM_REASON@",
 		"It stops telling systemd that it is well; systemd then ends it with all stacks in the journal and starts it again.",
 		"\"journalctl -u tandem -b\" holds the stacks; \"tandem bundle\"."},
 	Panic: {"panic", bad, "1c60479f03eb4a6b94bfe1ef55f62fce",

@@ -18,17 +18,22 @@ type MetricsOptions struct {
 	Build        BuildInfo
 	ConfigDigest string
 
-	// RequestStates, PageStates and Limits are the values of the labels state and
-	// limit, so that a state that nothing is in reads 0 rather than being absent.
+	// RequestStates, PageStates, Limits and Reasons are the values of the labels state,
+	// limit and, of generations that end, reason, so that a state that nothing is in
+	// reads 0 rather than being absent.
 	RequestStates []string
 	PageStates    []string
 	Limits        []string
-	// Edges are the pairs of ranks between which KV moves, as source and target.
+	Reasons       []string
+	// Edges are the pairs of replicas between which KV moves, as source and target.
 	Edges [][2]string
 
 	// Snapshot is asked at every scrape. It must not wait for the owner of the
 	// state: the owner publishes a snapshot, and this returns the last one.
 	Snapshot func() Snapshot
+	// Behind is how far the control loop was behind at most since it was asked last; nil
+	// if there is none.
+	Behind func() time.Duration
 	// Dropped is how many events the log lost so far; nil if there is no log.
 	Dropped func() uint64
 
@@ -157,8 +162,7 @@ func NewMetrics(o MetricsOptions) *Metrics {
 	}
 
 	m.deadline = counters("tandem_deadline_exceeded_total", "Requests that exceeded the deadline of a state, by that state.", "state", o.RequestStates...)
-	m.generations = counters("tandem_generation_changes_total", "Generations that ended, by the reason.", "reason",
-		"worker_exit", "stalled", "protocol", "start_failed", "start_timeout", "operator", "quarantine", "transfer_failures", "ledger", "stop")
+	m.generations = counters("tandem_generation_changes_total", "Generations that ended, by the reason.", "reason", o.Reasons...)
 	m.verify = counters("tandem_verify_failures_total", "KV caches that arrived and were not what had been sent, by what was wrong.", "reason", "digest", "epoch", "range", "layout")
 	m.rejected = counters("tandem_rejected_total", "Requests that were refused at the door, by the reason.", "reason",
 		fault.QueueFull.String(), fault.NotReady.String(), fault.Draining.String(), fault.ContextLength.String(), fault.Invalid.String(), fault.UnknownModel.String(), fault.Unauthorized.String())
@@ -168,10 +172,10 @@ func NewMetrics(o MetricsOptions) *Metrics {
 	m.prompt = counters("tandem_prompt_tokens_total", "Prompt tokens, by where their KV came from.", "source", Computed, PrefillCache, DecodeCache)
 	m.ignored = counters("tandem_ignored_fields_total", "Fields of requests that have no effect here.", "field")
 
-	m.transfer = prometheus.NewHistogramVec(histogram("tandem_transfer_seconds", "Time from the end of prefill until a KV cache had arrived, by pair of ranks.",
+	m.transfer = prometheus.NewHistogramVec(histogram("tandem_transfer_seconds", "Time from the end of prefill until all of a KV cache was confirmed, by pair of replicas; 0 if decode had it first.",
 		[]float64{.0001, .0003, .001, .003, .01, .03, .1, .3, 1, 3, 10}), []string{"src", "dst"})
-	m.moved = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_transfer_bytes_total", Help: "Bytes of KV that were copied, by pair of ranks. Pages that change owner are not copied."}, []string{"src", "dst"})
-	m.failures = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_transfer_failures_total", Help: "Transfers that failed, by pair of ranks and reason."}, []string{"src", "dst", "reason"})
+	m.moved = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_transfer_bytes_total", Help: "Bytes of KV that were copied, by pair of replicas. Pages that change owner are not copied."}, []string{"src", "dst"})
+	m.failures = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tandem_transfer_failures_total", Help: "Transfers that failed, by pair of replicas and reason."}, []string{"src", "dst", "reason"})
 	reg(m.transfer, m.moved, m.failures)
 	for _, e := range o.Edges {
 		m.edges.bound(e[0] + " " + e[1])
@@ -200,6 +204,10 @@ func NewMetrics(o MetricsOptions) *Metrics {
 		ConstLabels: prometheus.Labels{"version": o.Build.Version, "revision": o.Build.Revision, "dirty": dirty, "config_digest": o.ConfigDigest}})
 	info.Set(1)
 	reg(info, newGauges(o), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if o.Behind != nil {
+		reg(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tandem_control_latency_seconds", Help: "The longest that an event waited for the control loop since the last scrape."},
+			func() float64 { return o.Behind().Seconds() }))
+	}
 	if o.Dropped != nil {
 		reg(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "tandem_log_dropped_total", Help: "Events that were lost because they could not be written in time."},
 			func() float64 { return float64(o.Dropped()) }))

@@ -38,7 +38,8 @@ func newWorld(t *testing.T) *world {
 	}
 	w.Metrics = NewMetrics(MetricsOptions{
 		Build: BuildInfo{Version: "v1.2.3", Revision: "abc", Dirty: true}, ConfigDigest: "0123456789abcdef",
-		RequestStates: states, PageStates: pagepool.StateNames(), Limits: []string{"max_requests", "max_queued"},
+		RequestStates: states, PageStates: pagepool.StateNames(), Limits: []string{"max_requests", "max_queued"}, Reasons: []string{"worker_exit"},
+		Behind:   func() time.Duration { return 7 * time.Millisecond },
 		Edges:    [][2]string{{"prefill/0.0", "decode/0.0"}},
 		Snapshot: func() Snapshot { w.mu.Lock(); defer w.mu.Unlock(); return w.snap },
 		Dropped:  func() uint64 { return 4 },
@@ -162,6 +163,7 @@ func TestCountersBeginAtZero(t *testing.T) {
 		`tandem_last_completion_timestamp_seconds`:                                                         "0",
 		`tandem_build_info{config_digest="0123456789abcdef",dirty="true",revision="abc",version="v1.2.3"}`: "1",
 		`tandem_log_dropped_total`:                                                                         "4",
+		`tandem_control_latency_seconds`:                                                                   "0.007",
 	})
 }
 

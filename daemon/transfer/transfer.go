@@ -56,6 +56,14 @@ func All(n int) Mask { return Mask(1)<<n - 1 }
 // Has reports whether rank is in the set.
 func (m Mask) Has(rank int) bool { return m>>rank&1 != 0 }
 
+// First is the lowest rank in the set, -1 if it is empty.
+func (m Mask) First() int {
+	if m == 0 {
+		return -1
+	}
+	return bits.TrailingZeros64(uint64(m))
+}
+
 // Count is the number of ranks in the set.
 func (m Mask) Count() int { return bits.OnesCount64(uint64(m)) }
 
