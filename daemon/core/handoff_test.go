@@ -320,14 +320,13 @@ func TestEdgeBecomesSuspect(t *testing.T) {
 			t.Fatalf("on %s and %s", b.dst.Replica, a.dst.Replica)
 		}
 		s.take(a, toSealed)
-		s.say(a.dst.ranks[0], &wire.Landed{Attempt: a.id.Seq, Pages: uint32(a.pages)})
-		s.pass(s.c.o.Request.Verify + 100*time.Millisecond)
+		s.say(a.dst.ranks[0], &wire.Failed{Attempt: a.id.Seq, Kind: fault.DigestMismatch, Text: "unit 0"})
 		last := ""
 		if len(s.ended) == 0 {
 			s.token(b, request.FinishLength)
 			last = "length"
 		} // else it goes on in the next generation
-		if s.ends[bad] != fault.VerifyTimeout.String() || s.ends[good] != last {
+		if s.ends[bad] != fault.DigestMismatch.String() || s.ends[good] != last {
 			t.Errorf("%q and %q", s.ends[bad], s.ends[good])
 		}
 		s.quiet(a)

@@ -142,7 +142,6 @@ func TestEachStateHasItsLimit(t *testing.T) {
 		{kinds(Placed, Reserved), limits.PrefillStall, "prefill_stall"},
 		{kinds(Placed, Reserved, Progress), limits.PrefillStall, "prefill_stall"},
 		{kinds(Placed, Reserved, Moved, Prefilled), limits.Transfer, "kv_transfer_timeout"},
-		{kinds(Placed, Reserved, Prefilled, Landed), limits.Verify, "kv_verify_timeout"},
 		{kinds(Placed, Reserved, Prefilled, Landed, Arrived), limits.FirstToken, "first_token_timeout"},
 		{kinds(Placed, Reserved, Prefilled, Landed, Arrived, Token), limits.TokenStall, "token_stall"},
 	} {
@@ -163,7 +162,7 @@ func TestEachStateHasItsLimit(t *testing.T) {
 
 // Waits that another attempt may not meet are tried again, as often as attempts are.
 func TestWaitsWorthAnotherAttempt(t *testing.T) {
-	for _, to := range [][]Event{kinds(Placed), kinds(Placed, Reserved, Prefilled)} {
+	for _, to := range [][]Event{kinds(Placed), kinds(Placed, Reserved, Prefilled), kinds(Placed, Reserved, Prefilled, Landed)} {
 		m := New(&limits, 0)
 		for try := 1; ; try++ {
 			m, _ = play(t, m, to...)
