@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -206,7 +207,12 @@ func (c *Core) step(r *live, ev request.Event, why string) {
 		c.ignored["request: "+ev.Kind.String()+" while "+was.String()]++
 		return
 	}
-	r.m = next
+	if r.holds() {
+		c.placed--
+	}
+	if r.m = next; r.holds() {
+		c.placed++
+	}
 	if next.State != was {
 		r.rec.note(c.now-r.began, ev.Kind.String(), next.State, why)
 		if c.out.Wants(observe.RequestState) {
@@ -279,6 +285,9 @@ func (c *Core) end(r *live, why string) {
 	if r.m.Finish != 0 {
 		c.prove()
 	}
+	if len(c.lately) == maxLately {
+		c.lately = slices.Delete(c.lately, 0, 1)
+	}
 	c.lately = append(c.lately, c.now)
 	msg := fmt.Sprintf("request %s: %s after %s, %d prompt and %d output tokens", r.spec.ID, r.m.Outcome(), round(took), len(r.spec.Prompt), len(r.tokens))
 	fields := append(r.fields(), observe.Code(r.m.Outcome()), observe.Str("timeline", r.rec.Timeline()), observe.Int("tries", r.m.Tries),
@@ -307,6 +316,9 @@ func (c *Core) explain(r *live, why string) error {
 
 func (c *Core) forget(r *live) {
 	c.dequeue(r)
+	if i, found := slices.BinarySearchFunc(c.order, r, arrival); found {
+		c.order = slices.Delete(c.order, i, i+1)
+	}
 	if r.hidden {
 		return
 	}

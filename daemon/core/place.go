@@ -15,25 +15,18 @@ import (
 // requeue puts a request back among those that wait, in the order of arrival: it
 // goes before all that came after it.
 func (c *Core) requeue(r *live) {
-	i, _ := slices.BinarySearchFunc(c.queue, r, func(a, b *live) int { return int(int64(a.ticket) - int64(b.ticket)) })
+	i, _ := slices.BinarySearchFunc(c.queue, r, arrival)
 	c.queue = slices.Insert(c.queue, i, r)
 }
 
 func (c *Core) dequeue(r *live) {
-	c.queue = slices.DeleteFunc(c.queue, func(q *live) bool { return q == r })
+	if i, found := slices.BinarySearchFunc(c.queue, r, arrival); found {
+		c.queue = slices.Delete(c.queue, i, i+1)
+	}
 }
 
-// running is how many requests hold a place beyond the queue: they have begun, and
-// their answer has not been taken.
-func (c *Core) running() int {
-	n := 0
-	for _, r := range c.requests {
-		if r.m.State != request.Queued && r.m.Tries > 0 {
-			n++
-		}
-	}
-	return n
-}
+// running is how many requests hold a place beyond the queue.
+func (c *Core) running() int { return c.placed }
 
 // place starts attempts for those that wait, oldest first, while there is room.
 // The oldest is not passed over: what it lacks comes back in bounded time.
@@ -44,7 +37,7 @@ func (c *Core) place() {
 	c.feed()
 	for {
 		r := c.next()
-		if r == nil || !r.hidden && !c.o.Admit.Start(c.running()) {
+		if r == nil {
 			return
 		}
 		a := c.reserve(r)
@@ -67,13 +60,13 @@ func (c *Core) place() {
 // stood beside such a one. To tell which, it is run while no other request waits for
 // its first token: what ends that generation too has convicted itself.
 func (c *Core) next() *live {
-	if len(c.queue) == 0 {
+	switch {
+	case len(c.queue) == 0:
 		return nil
-	}
-	for _, r := range c.queue {
-		if r.hidden {
-			return r
-		}
+	case c.canary != nil && c.canary.m.State == request.Queued:
+		return c.canary
+	case !c.o.Admit.Start(c.running()):
+		return nil
 	}
 	r := c.queue[0]
 	suspect := r.m.LastTry(&c.o.Request)
@@ -149,6 +142,7 @@ func (c *Core) grow(r *live) {
 	ps, ok := a.target.Grow(1)
 	if !ok {
 		a.starving = length >= a.room
+		c.hungry = c.hungry || a.starving
 		return
 	}
 	a.starving = false
@@ -160,6 +154,9 @@ func (c *Core) grow(r *live) {
 // those of the request that came last, which starts again when there is room.
 // Nothing is lost by that but time: it goes on where it was.
 func (c *Core) feed() {
+	if !c.hungry {
+		return
+	}
 	var hungry *live
 	for _, a := range c.attempts {
 		if !a.starving || a.request == nil {
@@ -170,7 +167,7 @@ func (c *Core) feed() {
 			hungry = a.request
 		}
 	}
-	if hungry == nil {
+	if c.hungry = hungry != nil; !c.hungry {
 		return
 	}
 	var last *live

@@ -34,7 +34,7 @@ func (c *Core) Watch(now request.Instant, vitals []Vital) {
 		c.watchPages()
 		c.watchRanks(vitals)
 		c.watchCanary()
-		for len(c.lately) > 0 && c.now-c.lately[0] > request.Instant(30*time.Second) {
+		for len(c.lately) > 0 && c.now-c.lately[0] > request.Instant(lateWindow) {
 			c.lately = c.lately[1:]
 		}
 		c.assess()
@@ -212,10 +212,15 @@ func (c *Core) overdue(r *live, a *attempt, state request.State, waits string) {
 		text += ": " + waits
 	}
 	c.out.Event(observe.RequestStuck, text, fields...)
-	if state > request.Queued && state < request.Draining {
+	if state > request.Queued && state < request.Draining && (c.evidence == 0 || c.now >= c.evidence.Add(evidenceEvery)) {
+		c.evidence = c.now
 		c.out.Stuck(state)
 	}
 }
+
+// evidenceEvery is how often stacks are gathered at most. What holds one request up
+// holds up others at the same time, and the stacks of one moment serve all of them.
+const evidenceEvery = 5 * time.Second
 
 // canaryEvery is how long the appliance may be idle before a canary shows that
 // requests still complete.
