@@ -34,6 +34,17 @@ type View struct {
 	QuarantineAge  float64          `json:"quarantine_age_seconds"`
 	LastCompletion time.Time        `json:"last_completion"`
 	Transport      string           `json:"transport"`
+	Loop           LoopView         `json:"loop"` // filled in by the loop
+}
+
+// LoopView is how long after it was told of an event the control loop was done with
+// it, over all events of the daemon's life.
+type LoopView struct {
+	Events uint64  `json:"events"`
+	P50    float64 `json:"p50_seconds"`
+	P99    float64 `json:"p99_seconds"`
+	P999   float64 `json:"p999_seconds"`
+	Max    float64 `json:"max_seconds"`
 }
 
 // RankView is one worker.
