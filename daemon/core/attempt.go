@@ -207,12 +207,9 @@ func (c *Core) step(r *live, ev request.Event, why string) {
 		c.ignored["request: "+ev.Kind.String()+" while "+was.String()]++
 		return
 	}
-	if r.holds() {
-		c.placed--
-	}
-	if r.m = next; r.holds() {
-		c.placed++
-	}
+	c.count(r, -1)
+	r.m = next
+	c.count(r, +1)
 	if next.State != was {
 		r.rec.note(c.now-r.began, ev.Kind.String(), next.State, why)
 		if c.out.Wants(observe.RequestState) {
@@ -251,6 +248,16 @@ func (c *Core) step(r *live, ev request.Event, why string) {
 		case request.Forget:
 			c.forget(r)
 		}
+	}
+}
+
+// count puts a request into the sums that are kept beside the tables, or takes it out.
+func (c *Core) count(r *live, n int) {
+	if r.holds() {
+		c.placed += n
+	}
+	if c.suspect(r) {
+		c.suspects += n
 	}
 }
 

@@ -150,3 +150,49 @@ func TestStoryIsBounded(t *testing.T) {
 		t.Errorf("a cut text ends within a character: %q", s[len(s)-8:])
 	}
 }
+
+// A request is admitted and placed at the same cost, however many are there already.
+func BenchmarkArrival(b *testing.B) {
+	for _, n := range []int{16, 3000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			c, _ := crowd(b, n, 0)
+			c.o.Admit.Running++
+			now := request.Instant(3)
+			for i := range b.N {
+				now++
+				t, err := c.Submit(now, request.Spec{ID: ident.Request(fmt.Sprint("q", i)), Prompt: make([]int32, 2), MaxTokens: 1})
+				if err != nil {
+					b.Fatal(err)
+				}
+				r := c.requests[t]
+				if r.attempt == nil {
+					b.Fatal("not placed")
+				}
+				seq := r.attempt.id.Seq
+				c.Tell(now, t, request.Event{Kind: request.Closed}, "")
+				c.Frame(now, 1, 1, 1, &wire.Quiet{Attempt: seq})
+			}
+		})
+	}
+}
+
+// The dearest single events: a generation ends under all its requests, and what they
+// have passed limits at the same look.
+func BenchmarkDearest(b *testing.B) {
+	b.Run("generation ends/3000", func(b *testing.B) {
+		for range b.N {
+			b.StopTimer()
+			c, _ := crowd(b, 3000, 0)
+			b.StartTimer()
+			c.Exited(3, 1, 1, Exit{Text: "signal: killed", Killed: true})
+		}
+	})
+	b.Run("limits pass/3000", func(b *testing.B) {
+		for range b.N {
+			b.StopTimer()
+			c, _ := crowd(b, 3000, 0)
+			b.StartTimer()
+			c.Watch(request.Instant(time.Minute), nil)
+		}
+	})
+}

@@ -132,6 +132,7 @@ type Core struct {
 	order    []*live // all of them and the canary, oldest first
 	queue    []*live // waiting to be placed, oldest first
 	placed   int     // how many hold a place beyond the queue
+	suspects int     // how many may be what ends generations
 	hungry   bool    // some attempt may be starving
 	ended    *records
 	lately   []request.Instant // ends of requests within the last half minute, at most maxLately
@@ -286,6 +287,11 @@ func (c *Core) inOrder() []*live { return slices.Clone(c.order) }
 
 // arrival orders requests by when they came.
 func arrival(a, b *live) int { return cmp.Compare(a.ticket, b.ticket) }
+
+// suspect reports whether the last attempt of the request is out, or due.
+func (c *Core) suspect(r *live) bool {
+	return r.m.State < request.Draining && r.m.LastTry(&c.o.Request)
+}
 
 // holds reports whether the request holds a place beyond the queue: it has begun, and
 // its answer has not been taken.

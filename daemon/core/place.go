@@ -69,9 +69,11 @@ func (c *Core) next() *live {
 		return nil
 	}
 	r := c.queue[0]
-	suspect := r.m.LastTry(&c.o.Request)
+	if c.suspects == 0 {
+		return r
+	}
 	for _, a := range c.attempts {
-		if o := a.request; o != nil && o.m.Fresh && !o.hidden && (suspect || o.m.LastTry(&c.o.Request)) {
+		if o := a.request; o != nil && o.m.Fresh && !o.hidden && (c.suspect(r) || c.suspect(o)) {
 			return nil
 		}
 	}

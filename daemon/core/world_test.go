@@ -610,11 +610,17 @@ func (w *world) check() {
 			w.fail("I13: up, and rank %d is not ready", i)
 		}
 	}
-	n := 0
-	for _, r := range w.c.requests {
+	n, suspects := 0, 0
+	for _, r := range w.c.order {
 		if r.holds() {
 			n++
 		}
+		if w.c.suspect(r) {
+			suspects++
+		}
+	}
+	if suspects != w.c.suspects {
+		w.fail("I18: %d suspects, and %d are counted", suspects, w.c.suspects)
 	}
 	if n > w.c.o.Admit.Running {
 		w.fail("I9: %d running, at most %d", n, w.c.o.Admit.Running)
