@@ -11,7 +11,7 @@ export GIT_CONFIG_VALUE_0 = $(CURDIR)
 DEB_VERSION = $(shell git describe --tags --match 'v[0-9]*' 2>/dev/null | sed 's/^v//; s/-\([0-9]*\)-g/+\1.g/' | grep . || git log -1 --format='0~%cd.%h' --date=format:%Y%m%d%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help build model run test test-systemd explore clients bench quality man completions catalog install deb clean
+.PHONY: help build model run test test-systemd explore clients bench bounds quality man completions catalog install deb clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(firstword $(MAKEFILE_LIST)) | while read -r name what; do printf '%-14s %s\n' "$$name" "$$what"; done
@@ -43,6 +43,9 @@ bench: build model ## speed through the endpoint beside the machine's bounds; PE
 
 quality: build model ## what the 8-bit activations of the fast kernels lose against float32
 	TANDEM_TEST_NEEDS_MODEL=1 $(GO) test -count=1 -v -timeout 1h -run '^TestQuality$$' ./model/llama -positions=4608
+
+bounds: build model ## 3000 clients at once, slow ones among them, and a worker that does not read: what it costs, how late the loop is
+	TANDEM_TEST_NEEDS_MODEL=1 $(GO) test -count=1 -v -timeout 1h -run '^TestBounds' ./daemon/chaos -bounds.streams=3000 -bounds.late=100ms
 
 man: check-tools ## out/man: the manual pages
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || date +%s) $(GO) run ./packaging/gen man out/man

@@ -42,6 +42,8 @@ const (
 	drainLimit = 50 * time.Second // for answers in progress when told to stop
 	clientRest = 30 * time.Second // a client that has its answer and takes no byte of it
 	headroom   = 128              // tokens for which a sequence gets pages beyond its prompt
+	packStall  = 5 * time.Minute  // for the next matrix of the weights
+	endLimit   = 10 * time.Second // for workers to be gone once they are killed, when the daemon stops
 )
 
 // serve is `tandem serve`.
@@ -301,7 +303,7 @@ func (s *server) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		image, err := generation.Pack(ctx, sp, s.file, s.plan.Context, plan.Bytes(), key[:], s.plan.Env, func(done, total int64) {
+		image, err := generation.Pack(ctx, sp, s.file, s.plan.Context, plan.Bytes(), key[:], s.plan.Env, packStall, func(done, total int64) {
 			progress(fmt.Sprintf("loading weights, %d of %d MiB", done>>20, total>>20))
 		})
 		if err != nil {
@@ -351,6 +353,7 @@ func (s *server) run(ctx context.Context) error {
 		Log: s.log.Slog(), Recorder: s.metrics, Metrics: s.metrics.Handler(),
 	})
 	web := api.NewServer(handler, s.log.Slog())
+	web.MaxConns = s.maxConns()
 
 	// The parts, each in its goroutine; they are stopped in reverse order.
 	var wg sync.WaitGroup
@@ -393,7 +396,7 @@ func (s *server) run(ctx context.Context) error {
 		why = "the control loop ended"
 	}
 	s.log.Event(observe.Stopping, "stopping: "+why, observe.Reason(why))
-	_, _ = sd.SdNotify(false, sd.SdNotifyStopping+"\nSTATUS=stopping: "+oneLine(why)+"\nEXTEND_TIMEOUT_USEC="+strconv.FormatInt((drainLimit+10*time.Second).Microseconds(), 10))
+	_, _ = sd.SdNotify(false, sd.SdNotifyStopping+"\nSTATUS=stopping: "+oneLine(why)+"\nEXTEND_TIMEOUT_USEC="+strconv.FormatInt((drainLimit+2*endLimit).Microseconds(), 10))
 	s.loop.Drain()
 	drain, cancelDrain := context.WithTimeout(context.Background(), drainLimit)
 	go func() { // a second signal does not wait
@@ -409,12 +412,34 @@ func (s *server) run(ctx context.Context) error {
 	cancelDrain()
 	cancel()
 	endLoop()
-	if e := <-loopDone; err == nil {
-		err = e
+	select {
+	case e := <-loopDone:
+		if err == nil {
+			err = e
+		}
+	case <-time.After(endLimit):
+		// A process in an uninterruptible wait. It dies with that wait, and its memory
+		// with it; there is nothing more to do for it.
+		err = errors.Join(err, fmt.Errorf("workers were killed and did not end within %s: they are left behind", endLimit))
 	}
 	wg.Wait()
 	s.log.Event(observe.Stopped, "stopped", observe.Reason(why))
 	return err
+}
+
+// maxConns is how many connections the endpoint takes: enough for all places and for
+// clients that keep some open, and never so many that a generation could not be
+// started for want of file descriptors.
+func (s *server) maxConns() int {
+	places := 4*(s.cfg.Limits.MaxRequests+s.cfg.Limits.MaxQueued) + 1024
+	var files unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &files) != nil {
+		return places
+	}
+	// Of a generation: the pages of each unit of both groups, to read and to write; for
+	// each rank a socket, a pipe, its vital signs, its replica's memory and board.
+	own := 4*s.plan.Layout.Units + 8*len(s.plan.Ranks()) + 128
+	return max(min(places, int(min(files.Cur, 1<<30))-own), 16)
 }
 
 func (s *server) askStop(why string) {

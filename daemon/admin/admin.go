@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -49,6 +50,45 @@ type Options struct {
 type Status struct {
 	Build observe.BuildInfo `json:"build"`
 	core.View
+}
+
+// Bounds on those who ask: everybody on the machine may.
+const (
+	maxPeers  = 32              // connections; one beyond is closed
+	answerAll = 2 * time.Minute // for an answer, the time in which its reader takes it included
+)
+
+// few is a listener of few connections at a time.
+type few struct {
+	net.Listener
+	places chan struct{}
+}
+
+func (l *few) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case l.places <- struct{}{}:
+			return &place{Conn: c, places: l.places}, nil
+		default:
+			c.Close()
+		}
+	}
+}
+
+// place is a connection that holds one of the places.
+type place struct {
+	net.Conn
+	places chan struct{}
+	once   sync.Once
+}
+
+func (p *place) Close() error {
+	p.once.Do(func() { <-p.places })
+	return p.Conn.Close()
 }
 
 // answerIn bounds how long a question waits for the control loop.
@@ -90,6 +130,7 @@ func Serve(ctx context.Context, l net.Listener, o Options) error {
 		Handler:           o.handler(),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      answerAll, // also of a profile
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
 		ErrorLog:          nil,
@@ -105,7 +146,7 @@ func Serve(ctx context.Context, l net.Listener, o Options) error {
 		}
 	})
 	defer stop()
-	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+	if err := s.Serve(&few{Listener: l, places: make(chan struct{}, maxPeers)}); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
@@ -113,6 +154,9 @@ func Serve(ctx context.Context, l net.Listener, o Options) error {
 
 // peer is the user at the other end, or -1 if the kernel does not say.
 func peer(c net.Conn) int {
+	if p, ok := c.(*place); ok {
+		c = p.Conn
+	}
 	u, ok := c.(*net.UnixConn)
 	if !ok {
 		return -1

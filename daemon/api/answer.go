@@ -40,6 +40,7 @@ func (x *exchange) generate(a *ask, speak func(who identity) dialect) {
 		x.fail(err)
 		return
 	}
+	x.release()
 	y := &answer{
 		exchange: x,
 		stream:   stream,

@@ -5,11 +5,15 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"tandem/daemon/fault"
 )
+
+// leastBody is what a body is given to begin with.
+const leastBody = 64 << 10
 
 // readBody reads the request's body within the limits of size and time. Memory
 // grows with what has come, not with what was announced.
@@ -25,7 +29,11 @@ func (x *exchange) readBody() ([]byte, error) {
 	}
 	in := http.MaxBytesReader(x.w, x.r.Body, o.MaxBody)
 	end := time.Now().Add(o.BodyTotal)
-	buf := make([]byte, 0, min(max(x.r.ContentLength, 512)+1, 64<<10))
+	size := min(max(x.r.ContentLength, 512)+1, leastBody)
+	if err := x.take(size); err != nil {
+		return nil, err
+	}
+	buf := make([]byte, 0, size)
 	for {
 		limit := time.Now().Add(o.BodyStall)
 		if limit.After(end) {
@@ -43,7 +51,11 @@ func (x *exchange) readBody() ([]byte, error) {
 			return nil, bodyError(err, tooLarge)
 		}
 		if len(buf) == cap(buf) {
-			buf = append(buf, 0)[:len(buf)]
+			more := min(int64(cap(buf)), o.MaxBody+1-int64(cap(buf)))
+			if err := x.take(more); err != nil {
+				return nil, err
+			}
+			buf = slices.Grow(buf, int(more))
 		}
 	}
 }

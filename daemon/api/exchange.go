@@ -20,6 +20,7 @@ type exchange struct {
 	arrived time.Time
 	id      string // X-Request-Id
 	route   string // for the metric
+	held    int64  // bytes set aside for the body
 
 	armed  time.Time // when the write deadline was last set; zero: never
 	begun  bool      // the status went out

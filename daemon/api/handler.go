@@ -10,13 +10,14 @@ import (
 	"time"
 )
 
-// handler is the endpoint. All its fields but ids are set once.
+// handler is the endpoint. All its fields but ids and load are set once.
 type handler struct {
 	Options
 	keys      [][sha256.Size]byte
 	routes    map[string]route
 	wantToken string // what a token id must be, for errors
 	ids       ids
+	load      load
 }
 
 // route is one path. get and post are nil where the method is not allowed.
@@ -31,6 +32,7 @@ const modelPath = "/v1/models/"
 // New builds the endpoint. It panics if Options lacks what has no default.
 func New(o Options) http.Handler {
 	h := &handler{Options: o.withDefaults()}
+	h.load.most = h.MaxBodies
 	h.wantToken = fmt.Sprintf("a token id from 0 to %d", h.Text.Vocab()-1)
 	for _, k := range h.APIKeys {
 		h.keys = append(h.keys, sha256.Sum256([]byte(k)))
@@ -73,6 +75,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // time for one.
 func (x *exchange) finish() {
 	v := recover()
+	x.release()
 	if v != nil && v != http.ErrAbortHandler {
 		x.h.Log.Error("panic in the endpoint", "request", x.id, "route", x.route, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 		x.code = "internal_error"

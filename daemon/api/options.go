@@ -54,6 +54,7 @@ type Options struct {
 	Model  Model
 
 	MaxBody     int64    // bytes of a body; 32 MiB
+	MaxBodies   int64    // bytes of all bodies together, of requests not yet admitted; 8 × MaxBody
 	CORSOrigins []string // browsers' pages that may ask, or "*"; none
 	APIKeys     []string // if any, a client must show one
 
@@ -88,6 +89,10 @@ func (o Options) withDefaults() Options {
 	if o.MaxBody <= 0 {
 		o.MaxBody = 32 << 20
 	}
+	if o.MaxBodies <= 0 {
+		o.MaxBodies = 8 * o.MaxBody
+	}
+	o.MaxBodies = max(o.MaxBodies, o.MaxBody+o.MaxBody/2+leastBody) // a buffer grows beyond what it holds
 	for _, d := range []struct {
 		p *time.Duration
 		v time.Duration

@@ -14,9 +14,16 @@ import (
 
 // Server serves a handler on listeners and stops without losing answers.
 type Server struct {
+	// MaxConns is how many connections there may be; one beyond is told so. Zero: as
+	// many as come. It is set before Serve.
+	MaxConns int
+
 	http *http.Server
+	log  *slog.Logger
 
 	mu        sync.Mutex            // guards what follows
+	open      int                   // connections
+	moaned    time.Time             // when it was last logged that there are too many
 	stopping  bool                  // Shutdown has begun
 	listeners []net.Listener        // all that Serve was given
 	coming    map[net.Conn]struct{} // connections from which a request may be on its way
@@ -46,7 +53,7 @@ func NewServer(h http.Handler, log *slog.Logger) *Server {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{coming: map[net.Conn]struct{}{}, changed: make(chan struct{}, 1)}
+	s := &Server{log: log, coming: map[net.Conn]struct{}{}, changed: make(chan struct{}, 1)}
 	s.http = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			s.enter(r.Context().Value(connKey{}).(net.Conn))
@@ -68,6 +75,12 @@ func NewServer(h http.Handler, log *slog.Logger) *Server {
 func (s *Server) state(c net.Conn, st http.ConnState) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	switch st {
+	case http.StateNew:
+		s.open++
+	case http.StateClosed, http.StateHijacked:
+		s.open--
+	}
 	if st == http.StateNew || st == http.StateActive {
 		s.coming[c] = struct{}{}
 	} else {
@@ -107,7 +120,7 @@ func (s *Server) Serve(listeners ...net.Listener) error {
 	}
 	listeners = slices.Clone(listeners)
 	for i, l := range listeners {
-		listeners[i] = &closeOnce{Listener: l}
+		listeners[i] = &guarded{Listener: l, server: s}
 	}
 	s.mu.Lock()
 	s.listeners = append(s.listeners, listeners...)
@@ -140,18 +153,6 @@ func (s *Server) Serve(listeners ...net.Listener) error {
 		}
 	}
 	return first
-}
-
-// closeOnce is a listener that net/http and this package both may close.
-type closeOnce struct {
-	net.Listener
-	once sync.Once
-	err  error
-}
-
-func (l *closeOnce) Close() error {
-	l.once.Do(func() { l.err = l.Listener.Close() })
-	return l.err
 }
 
 func closeAll(listeners []net.Listener) {

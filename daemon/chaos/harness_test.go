@@ -62,6 +62,7 @@ type appliance struct {
 	sock string
 	done chan struct{}
 	http *http.Client
+	rest resources // of the daemon when it had done nothing yet
 }
 
 // start runs the appliance with settings ("key=value") and waits until it is ready.
@@ -69,6 +70,10 @@ func start(t testing.TB, settings ...string) *appliance {
 	t.Helper()
 	a := launch(t, settings...)
 	a.waitReady()
+	var err error
+	if a.rest, err = a.resources(); err != nil {
+		t.Fatal(err)
+	}
 	return a
 }
 
@@ -220,15 +225,16 @@ func (a *appliance) pid(rank string) int {
 	return 0
 }
 
-// settled waits until nothing is left of any request: no request in any state, and
-// every page free.
+// settled waits until nothing is left of any request: no request in any state, every
+// page free, every gauge 0, and no goroutine or file more than at the start.
 func (a *appliance) settled() {
 	a.t.Helper()
 	var s admin.Status
+	left := ""
 	defer func() {
 		if a.t.Failed() {
 			b, _ := json.MarshalIndent(s, "", " ")
-			a.t.Logf("status: %s", b)
+			a.t.Logf("%s\nstatus: %s", left, b)
 		}
 	}()
 	a.within(10*time.Second, "everything given back", func() bool {
@@ -244,7 +250,8 @@ func (a *appliance) settled() {
 				return false
 			}
 		}
-		return len(s.Pools) > 0
+		left = a.restless()
+		return len(s.Pools) > 0 && left == ""
 	})
 }
 

@@ -36,7 +36,8 @@ type Options struct {
 	// Launch starts the processes of a generation. It may take long; reports go to
 	// sink, which may block. The error may come with those that were started.
 	Launch func(g ident.Generation, sink func(generation.Report)) (Generation, error)
-	// Notify gets a line about the state of the appliance, when it changes.
+	// Notify gets a line about the state of the appliance, when it changes. It may
+	// block: then it gets the latest line when it is done, and not those before.
 	Notify func(status string, ready bool)
 }
 
@@ -58,6 +59,8 @@ type Loop struct {
 	events chan event
 	done   chan struct{} // closed when Run returns
 	behind atomic.Int64  // the longest that an event has waited for the loop, since it was last asked
+	late   lateness
+	news   chan news // for Notify: the latest
 
 	// All below belongs to the goroutine of Run.
 	core    *core.Core
@@ -66,6 +69,12 @@ type Loop struct {
 	streams map[core.Ticket]*Stream
 	vitals  []core.Vital
 	fatal   error
+}
+
+// news is a line about the state of the appliance.
+type news struct {
+	status string
+	ready  bool
 }
 
 // event is anything that the loop is told. at is when, so that the loop knows how
@@ -81,7 +90,7 @@ const maxEvents = 8192
 
 // New makes a loop.
 func New(o Options) *Loop {
-	l := &Loop{o: o, origin: time.Now(), events: make(chan event, maxEvents), done: make(chan struct{}), streams: map[core.Ticket]*Stream{}}
+	l := &Loop{o: o, origin: time.Now(), events: make(chan event, maxEvents), done: make(chan struct{}), news: make(chan news, 1), streams: map[core.Ticket]*Stream{}}
 	l.o.Core.Origin = l.origin
 	l.core = core.New(&l.o.Core, outside{l, o.Meter}, o.Store.Last())
 	return l
@@ -134,20 +143,26 @@ const tick = 50 * time.Millisecond
 // reaped when it returns.
 func (l *Loop) Run(ctx context.Context) error {
 	defer close(l.done)
-	l.o.Notify("starting", false)
+	defer close(l.news)
+	go func() {
+		for n := range l.news {
+			l.o.Notify(n.status, n.ready)
+		}
+	}()
+	outside{Loop: l}.Notify("starting", false)
 	go l.prepare(ctx)
 	t := time.NewTicker(tick)
 	defer t.Stop()
 	stop := ctx.Done()
 	for !l.core.Stopped() {
-		ev := event{at: time.Now()}
+		var ev event
 		select {
 		case ev = <-l.events:
-		case <-t.C:
-			ev.do = l.watch
+		case at := <-t.C:
+			ev = event{at, l.watch}
 		case <-stop:
 			stop = nil
-			ev.do = func() { l.core.Stop(l.now) }
+			ev = event{time.Now(), func() { l.core.Stop(l.now) }}
 		}
 		now := time.Now()
 		l.now = l.instant(now)
@@ -155,6 +170,7 @@ func (l *Loop) Run(ctx context.Context) error {
 			l.behind.Store(late)
 		}
 		ev.do()
+		l.late.add(time.Since(ev.at))
 	}
 	for _, s := range l.streams {
 		s.end(0, fault.New(fault.Draining, "the appliance is stopping"))
@@ -185,11 +201,49 @@ func (l *Loop) prepare(ctx context.Context) {
 	})
 }
 
+// sink is where the ranks of a generation report to, each from goroutines of its
+// own. Lines go to the log from there. Of a rank's frames only so many wait for the
+// loop: one that says more than the loop can hear delays itself, and nobody else.
+func (l *Loop) sink() func(generation.Report) {
+	unheard := make([]chan struct{}, len(l.o.Core.Ranks))
+	gates := make([]gate, len(l.o.Core.Ranks))
+	for i := range unheard {
+		unheard[i], gates[i] = make(chan struct{}, maxUnheard), newGate(time.Now())
+	}
+	return func(r generation.Report) {
+		switch {
+		case r.Line != nil:
+			ok, said := gates[r.Rank].pass(time.Now())
+			if said != "" {
+				l.line(r, said)
+			}
+			if ok {
+				l.line(r, *r.Line)
+			}
+		case r.Frame != nil:
+			select {
+			case unheard[r.Rank] <- struct{}{}:
+			case <-l.done:
+				return
+			}
+			if !l.post(func() { <-unheard[r.Rank]; l.report(r) }) {
+				<-unheard[r.Rank]
+			}
+		default:
+			l.post(func() { l.report(r) })
+		}
+	}
+}
+
+// line tells what a worker wrote.
+func (l *Loop) line(r generation.Report, text string) {
+	rank := l.o.Core.Ranks[r.Rank]
+	l.o.Log.Event(observe.WorkerLog, fmt.Sprintf("%s: %s", rank, text), observe.Generation(r.Generation), observe.Rank(rank))
+}
+
 // report takes in what a rank did.
 func (l *Loop) report(r generation.Report) {
 	switch {
-	case r.Line != nil:
-		l.o.Log.Event(observe.WorkerLog, fmt.Sprintf("%s: %s", l.o.Core.Ranks[r.Rank], *r.Line), observe.Generation(r.Generation), observe.Rank(l.o.Core.Ranks[r.Rank]))
 	case r.Exit != nil:
 		l.core.Exited(l.now, r.Generation, r.Rank, core.Exit{Text: r.Exit.Text, Last: r.Exit.Last, Killed: r.Exit.Sig != 0})
 	case r.Lost != nil:
@@ -210,7 +264,7 @@ func (l *Loop) launch(g ident.Generation) {
 	err := l.o.Store.Record(g)
 	if err == nil {
 		reason = "spawn"
-		gen, err = l.o.Launch(g, func(r generation.Report) { l.post(func() { l.report(r) }) })
+		gen, err = l.o.Launch(g, l.sink())
 	}
 	if !l.post(func() {
 		l.gen = gen
@@ -327,7 +381,7 @@ func (l *Loop) dump() bool {
 // View gives a picture of now.
 func (l *Loop) View(limit time.Duration) (v core.View, err error) {
 	err = l.ask(limit, func() { v = l.core.View(l.now) })
-	v.PID = os.Getpid()
+	v.PID, v.Loop = os.Getpid(), l.late.view()
 	return v, err
 }
 

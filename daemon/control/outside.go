@@ -1,7 +1,8 @@
 package control
 
 import (
-	"runtime"
+	"bytes"
+	"runtime/pprof"
 
 	"tandem/daemon/core"
 	"tandem/daemon/fault"
@@ -56,13 +57,27 @@ func (o outside) Wants(k observe.Kind) bool { return o.o.Log.Enabled(k) }
 // maxDump bounds the daemon's own stacks in an event.
 const maxDump = 256 << 10
 
-// Stuck asks every process for its stacks, this one too.
+// Stuck asks every process for its stacks, this one too. Thousands of streams have
+// the same few stacks: they are gathered with their number, which neither stops the
+// process for long nor fills the event. The core sees to it that this is not asked for
+// again and again.
 func (o outside) Stuck(id ident.Request, state request.State) {
 	o.dump()
-	stacks := make([]byte, maxDump)
-	stacks = stacks[:runtime.Stack(stacks, true)]
-	o.o.Log.Event(observe.DaemonStacks, "stacks of the daemon: request "+string(id)+" was "+state.String()+" for longer than it may",
-		observe.Request(id), observe.State(state), observe.Str("stacks", string(stacks)))
+	go func() {
+		var b bytes.Buffer
+		_ = pprof.Lookup("goroutine").WriteTo(&b, 1) // a buffer takes everything
+		b.Truncate(min(b.Len(), maxDump))
+		o.o.Log.Event(observe.DaemonStacks, "stacks of the daemon: request "+string(id)+" was "+state.String()+" for longer than it may",
+			observe.Request(id), observe.State(state), observe.Str("stacks", b.String()))
+	}()
 }
 
-func (o outside) Notify(status string, ready bool) { o.o.Notify(status, ready) }
+// Notify leaves a line for the goroutine that passes lines on, in place of one that
+// it did not come to. Nobody else sends, so there is room.
+func (o outside) Notify(status string, ready bool) {
+	select {
+	case <-o.news:
+	default:
+	}
+	o.news <- news{status, ready}
+}

@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -251,7 +252,9 @@ func (c *Core) step(r *live, ev request.Event, why string) {
 		return
 	}
 	entered := r.m.Entered
+	c.count(r, -1)
 	r.m = next
+	c.count(r, +1)
 	late := ev.Kind == request.Tick && was != next.State && was != request.Draining
 	if late {
 		why = waits
@@ -322,6 +325,16 @@ func (r *live) happened(k request.Kind, was request.State) string {
 	return what
 }
 
+// count puts a request into the sums that are kept beside the tables, or takes it out.
+func (c *Core) count(r *live, n int) {
+	if r.holds() {
+		c.placed += n
+	}
+	if c.suspect(r) {
+		c.suspects += n
+	}
+}
+
 // join gives a sequence to decode's leader.
 func (c *Core) join(r *live, a *attempt) {
 	a.joined = true
@@ -354,6 +367,9 @@ func (c *Core) end(r *live, why string) {
 		c.served()
 	} else {
 		c.failing(r.m.Fault)
+	}
+	if len(c.lately) == maxLately {
+		c.lately = slices.Delete(c.lately, 0, 1)
 	}
 	c.lately = append(c.lately, c.now)
 	msg := fmt.Sprintf("request %s: %s after %s, %d prompt and %d output tokens", r.spec.ID, r.m.Outcome(), round(took), len(r.spec.Prompt), len(r.tokens))
@@ -392,6 +408,9 @@ func (c *Core) explain(r *live, why string) error {
 
 func (c *Core) forget(r *live) {
 	c.dequeue(r)
+	if i, found := slices.BinarySearchFunc(c.order, r, arrival); found {
+		c.order = slices.Delete(c.order, i, i+1)
+	}
 	if r.hidden {
 		return
 	}

@@ -11,6 +11,7 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -129,9 +130,13 @@ type Core struct {
 	// requests hold a place, from admission until the last byte is sent.
 	requests map[Ticket]*live
 	names    map[ident.Request]Ticket
+	order    []*live // all of them and the canary, oldest first
 	queue    []*live // waiting to be placed, oldest first
+	placed   int     // how many hold a place beyond the queue
+	suspects int     // how many may be what ends generations
+	hungry   bool    // some attempt may be starving
 	ended    *records
-	lately   []request.Instant // ends of requests within the last half minute
+	lately   []request.Instant // ends of requests within the last half minute, at most maxLately
 
 	sup         supervise.Machine
 	number      ident.Generation
@@ -182,7 +187,7 @@ type live struct {
 // recorded last.
 func New(o *Options, out Outside, last ident.Generation) *Core {
 	return &Core{o: o, out: out, ranks: o.Ranks, sup: supervise.New(len(o.Ranks)), number: last,
-		requests: map[Ticket]*live{}, names: map[ident.Request]Ticket{}, attempts: map[uint64]*attempt{}, ended: newRecords(1000),
+		requests: map[Ticket]*live{}, names: map[ident.Request]Ticket{}, attempts: map[uint64]*attempt{}, ended: newRecords(maxRecords),
 		strikes: map[edge][]request.Instant{}, ignored: map[string]int{}, fenced: map[string]bool{},
 		readiness: readiness{unready: fault.New(fault.NotReady, "starting"), condition: "starting"}}
 }
@@ -273,21 +278,27 @@ func (c *Core) enter(spec request.Spec, hidden bool) *live {
 		c.names[spec.ID] = r.ticket
 		c.out.PromptTokens(observe.Computed, len(spec.Prompt))
 	}
+	c.order = append(c.order, r)
 	c.queue = append(c.queue, r)
 	return r
 }
 
-// inOrder is every request, oldest first.
-func (c *Core) inOrder() []*live {
-	out := make([]*live, 0, len(c.requests)+1)
-	for _, r := range c.requests {
-		out = append(out, r)
-	}
-	if c.canary != nil {
-		out = append(out, c.canary)
-	}
-	slices.SortFunc(out, func(a, b *live) int { return int(int64(a.ticket) - int64(b.ticket)) })
-	return out
+// inOrder is every request and the canary, oldest first. The list is the caller's:
+// requests may end while it goes through.
+func (c *Core) inOrder() []*live { return slices.Clone(c.order) }
+
+// arrival orders requests by when they came.
+func arrival(a, b *live) int { return cmp.Compare(a.ticket, b.ticket) }
+
+// suspect reports whether the last attempt of the request is out, or due.
+func (c *Core) suspect(r *live) bool {
+	return r.m.State < request.Draining && r.m.LastTry(&c.o.Request)
+}
+
+// holds reports whether the request holds a place beyond the queue: it has begun, and
+// its answer has not been taken.
+func (r *live) holds() bool {
+	return !r.hidden && r.m.State != request.Queued && r.m.State.Live() && r.m.Tries > 0
 }
 
 // Tell passes the wish of the one who asked: Stop, Cancel, Flushed or Closed. A
@@ -327,9 +338,19 @@ func (c *Core) Restart(now request.Instant, reason string) (ok bool) {
 // Ready is nil if requests complete, and says why they would not.
 func (c *Core) Ready() *fault.Error { return c.readiness.unready }
 
+// lateWindow and maxLately bound what is remembered of requests that ended.
+const (
+	lateWindow = 30 * time.Second
+	maxLately  = 4096
+)
+
 // RetryAfter is how long a client that was refused should wait.
 func (c *Core) RetryAfter() time.Duration {
-	return admit.RetryAfter(len(c.queue), len(c.lately), 30*time.Second, 5*time.Second)
+	window := lateWindow
+	if len(c.lately) == maxLately { // and more, which are forgotten
+		window = max(time.Duration(c.now-c.lately[0]), time.Millisecond)
+	}
+	return admit.RetryAfter(len(c.queue), len(c.lately), window, 5*time.Second)
 }
 
 // Ignored counts the events that changed nothing, by what they were.

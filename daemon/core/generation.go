@@ -57,7 +57,7 @@ func (c *Core) judge() {
 		if v.kind != observe.GenerationEnd { // which is told when it is over
 			fields := []observe.Field{observe.Reason(v.text), observe.Code(v.reason)}
 			if v.rank != nil {
-				fields = append(fields, c.suspect(*v.rank)...)
+				fields = append(fields, c.culprit(*v.rank)...)
 			} else if len(v.fields) == 0 {
 				fields = append(fields, observe.Generation(c.number))
 			}
@@ -170,7 +170,7 @@ func (c *Core) exit(rank int, e Exit) {
 		if e.Killed {
 			reason = "worker_killed"
 		}
-		c.out.Event(observe.WorkerExit, text, append(c.suspect(rank), observe.Reason(text), observe.Code(reason))...)
+		c.out.Event(observe.WorkerExit, text, append(c.culprit(rank), observe.Reason(text), observe.Code(reason))...)
 		c.supervise(supervise.Event{Kind: supervise.Exited, Reason: reason})
 	}
 	c.checkReaped()
@@ -244,9 +244,9 @@ func (c *Core) kill(reason string) {
 	c.checkReaped()
 }
 
-// suspect is what an event about a rank that did wrong tells of it: its last signs of
+// culprit is what an event about a rank that did wrong tells of it: its last signs of
 // life.
-func (c *Core) suspect(rank int) []observe.Field {
+func (c *Core) culprit(rank int) []observe.Field {
 	fs := []observe.Field{observe.Rank(c.ranks[rank])}
 	if rank < len(c.procs) {
 		fs = append(fs, observe.Device(c.procs[rank].Device), observe.Int("pid", c.procs[rank].PID), observe.Str("signs", c.signs(rank)))

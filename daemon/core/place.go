@@ -15,25 +15,18 @@ import (
 // requeue puts a request back among those that wait, in the order of arrival: it
 // goes before all that came after it.
 func (c *Core) requeue(r *live) {
-	i, _ := slices.BinarySearchFunc(c.queue, r, func(a, b *live) int { return int(int64(a.ticket) - int64(b.ticket)) })
+	i, _ := slices.BinarySearchFunc(c.queue, r, arrival)
 	c.queue = slices.Insert(c.queue, i, r)
 }
 
 func (c *Core) dequeue(r *live) {
-	c.queue = slices.DeleteFunc(c.queue, func(q *live) bool { return q == r })
+	if i, found := slices.BinarySearchFunc(c.queue, r, arrival); found {
+		c.queue = slices.Delete(c.queue, i, i+1)
+	}
 }
 
-// running is how many requests hold a place beyond the queue: they have begun, and
-// their answer has not been taken.
-func (c *Core) running() int {
-	n := 0
-	for _, r := range c.requests {
-		if r.m.State != request.Queued && r.m.Tries > 0 {
-			n++
-		}
-	}
-	return n
-}
+// running is how many requests hold a place beyond the queue.
+func (c *Core) running() int { return c.placed }
 
 // place starts attempts for those that wait, oldest first, while there is room.
 // The oldest is not passed over: what it lacks comes back in bounded time.
@@ -47,7 +40,7 @@ func (c *Core) place() {
 	}
 	for {
 		r := c.next()
-		if r == nil || !r.hidden && !c.o.Admit.Start(c.running()) {
+		if r == nil {
 			return
 		}
 		a := c.reserve(r)
@@ -83,18 +76,20 @@ func (c *Core) faltering() bool {
 // stood beside such a one. To tell which, it is run while no other request waits for
 // its first token: what ends that generation too has convicted itself.
 func (c *Core) next() *live {
-	if len(c.queue) == 0 {
+	switch {
+	case len(c.queue) == 0:
+		return nil
+	case c.canary != nil && c.canary.m.State == request.Queued:
+		return c.canary
+	case !c.o.Admit.Start(c.running()):
 		return nil
 	}
-	for _, r := range c.queue {
-		if r.hidden {
-			return r
-		}
-	}
 	r := c.queue[0]
-	suspect := r.m.LastTry(&c.o.Request)
+	if c.suspects == 0 {
+		return r
+	}
 	for _, a := range c.attempts {
-		if o := a.request; o != nil && o.m.Fresh && !o.hidden && (suspect || o.m.LastTry(&c.o.Request)) {
+		if o := a.request; o != nil && o.m.Fresh && !o.hidden && (c.suspect(r) || c.suspect(o)) {
 			return nil
 		}
 	}
@@ -165,6 +160,7 @@ func (c *Core) grow(r *live) {
 	ps, ok := a.target.Grow(1)
 	if !ok {
 		a.starving = length >= a.room
+		c.hungry = c.hungry || a.starving
 		return
 	}
 	a.starving = false
@@ -176,6 +172,9 @@ func (c *Core) grow(r *live) {
 // those of the request that came last, which starts again when there is room.
 // Nothing is lost by that but time: it goes on where it was.
 func (c *Core) feed() {
+	if !c.hungry {
+		return
+	}
 	var hungry *live
 	for _, a := range c.attempts {
 		if !a.starving || a.request == nil {
@@ -186,7 +185,7 @@ func (c *Core) feed() {
 			hungry = a.request
 		}
 	}
-	if hungry == nil {
+	if c.hungry = hungry != nil; !c.hungry {
 		return
 	}
 	var last *live

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"tandem/daemon/ident"
 	"tandem/daemon/request"
@@ -56,8 +57,14 @@ func (r *Record) spend(s request.State, d request.Instant) {
 	r.Spent = append(r.Spent, Span{s.String(), float64(d) / 1e9})
 }
 
-// maxNotes bounds a story: the first and the last lines are kept.
-const maxNotes = 200
+// Bounds on a story: the first and the last lines are kept, and of each so much. A
+// story is then 72 KiB at most, and the thousand that are kept 70 MiB; those of
+// requests that met with nothing take two KiB each.
+const (
+	maxNotes    = 200
+	maxNoteText = 256
+	maxRecords  = 1000
+)
 
 func (r *Record) note(at request.Instant, event string, s request.State, text string) {
 	if len(r.Events) >= maxNotes {
@@ -65,7 +72,18 @@ func (r *Record) note(at request.Instant, event string, s request.State, text st
 		r.Events = r.Events[:maxNotes-1]
 		r.Dropped++
 	}
-	r.Events = append(r.Events, Note{At: float64(at) / 1e9, Event: event, State: s.String(), Text: text})
+	r.Events = append(r.Events, Note{At: float64(at) / 1e9, Event: event, State: s.String(), Text: cut(text, maxNoteText)})
+}
+
+// cut is at most n bytes of a text, as a text of its own.
+func cut(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return strings.Clone(s[:n]) + "…"
 }
 
 func (r *Record) finish(outcome string, output int, g ident.Generation, took request.Instant) {

@@ -36,6 +36,17 @@ type View struct {
 	LastCompletion time.Time        `json:"last_completion"` // when anything last went all the way, a canary too
 	LastServed     time.Time        `json:"last_served"`     // when a client's request last brought a token or ended well
 	Transport      string           `json:"transport"`
+	Loop           LoopView         `json:"loop"` // filled in by the loop
+}
+
+// LoopView is how long after it was told of an event the control loop was done with
+// it, over all events of the daemon's life.
+type LoopView struct {
+	Events uint64  `json:"events"`
+	P50    float64 `json:"p50_seconds"`
+	P99    float64 `json:"p99_seconds"`
+	P999   float64 `json:"p999_seconds"`
+	Max    float64 `json:"max_seconds"`
 }
 
 // RankView is one worker.

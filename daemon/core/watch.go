@@ -36,7 +36,7 @@ func (c *Core) Watch(now request.Instant, vitals []Vital) {
 		c.watchPages()
 		c.watchRanks(vitals)
 		c.watchCanary()
-		for len(c.lately) > 0 && c.now-c.lately[0] > request.Instant(30*time.Second) {
+		for len(c.lately) > 0 && c.now-c.lately[0] > request.Instant(lateWindow) {
 			c.lately = c.lately[1:]
 		}
 		c.assess()

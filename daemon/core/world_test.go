@@ -88,12 +88,11 @@ type entry struct {
 }
 
 type sequence struct {
-	seq     uint64
-	next    int // place of its next token in the answer
-	left    int
-	length  int
-	pages   []pagepool.Page
-	prompts int
+	seq    uint64
+	next   int // place of its next token in the answer
+	left   int
+	length int
+	pages  []pagepool.Page
 }
 
 // plans of a leader for the other ranks of its replica.
@@ -192,6 +191,10 @@ func (c *Core) clone(out Outside) *Core {
 	}
 	for k, r := range c.requests {
 		d.requests[k] = twin(r)
+	}
+	d.order = slices.Clone(c.order)
+	for i, r := range d.order {
+		d.order[i] = twin(r)
 	}
 	d.queue = slices.Clone(c.queue)
 	for i, r := range d.queue {
@@ -616,8 +619,36 @@ func (w *world) check() {
 			w.fail("I13: up, and rank %d is not ready", i)
 		}
 	}
-	if n := w.c.running(); n > w.c.o.Admit.Running || n < 0 {
+	n, suspects := 0, 0
+	for _, r := range w.c.order {
+		if r.holds() {
+			n++
+		}
+		if w.c.suspect(r) {
+			suspects++
+		}
+	}
+	if suspects != w.c.suspects {
+		w.fail("I18: %d suspects, and %d are counted", suspects, w.c.suspects)
+	}
+	if n > w.c.o.Admit.Running {
 		w.fail("I9: %d running, at most %d", n, w.c.o.Admit.Running)
+	}
+	// What is kept beside the tables, so that nobody need go through them, agrees.
+	if n != w.c.running() {
+		w.fail("I18: %d hold a place beyond the queue, and %d are counted", n, w.c.running())
+	}
+	all := len(w.c.requests)
+	if w.c.canary != nil {
+		all++
+	}
+	if len(w.c.order) != all || !slices.IsSortedFunc(w.c.order, arrival) {
+		w.fail("%d requests, %d in order", all, len(w.c.order))
+	}
+	for _, a := range w.c.attempts {
+		if a.starving && a.request != nil && !w.c.hungry {
+			w.fail("attempt %s starves and is not fed", a.id)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"time"
 
 	"tandem/daemon/ident"
 	"tandem/daemon/spawn"
@@ -11,10 +12,14 @@ import (
 	"tandem/gpu/hostmem"
 )
 
+// killed is how long a process that was killed may take to be gone.
+const killed = 5 * time.Second
+
 // Pack makes the weights image: a process packs the weights into memory, which is
 // then frozen. It belongs to no generation: every generation maps the same image,
-// and none can change it. The daemon itself computes nothing.
-func Pack(ctx context.Context, sp *spawn.Spawner, model string, window int, bytes int64, key []byte, env []string, progress func(done, total int64)) (*hostmem.Region, error) {
+// and none can change it. The daemon itself computes nothing. A process that packs
+// nothing for as long as stall is given up.
+func Pack(ctx context.Context, sp *spawn.Spawner, model string, window int, bytes int64, key []byte, env []string, stall time.Duration, progress func(done, total int64)) (*hostmem.Region, error) {
 	r, err := hostmem.Create("weights", bytes)
 	if err != nil {
 		return nil, err
@@ -31,12 +36,17 @@ func Pack(ctx context.Context, sp *spawn.Spawner, model string, window int, byte
 	packed, fatal := false, ""
 	exit := make(chan spawn.Status, 1)
 	drained := make(chan struct{})
+	moved := make(chan struct{}, 1)
 	p, err := sp.Start(spawn.Options{
 		Args: []string{"worker", "pack"}, Files: []*os.File{r.File()}, Env: env,
 		Frame: func(f wire.Frame) {
 			switch m := f.Message.(type) {
 			case *wire.Progress:
 				progress(int64(m.Done), int64(m.Total))
+				select {
+				case moved <- struct{}{}:
+				default:
+				}
 			case *wire.Ready:
 				packed = true
 			case *wire.Fatal:
@@ -53,13 +63,30 @@ func Pack(ctx context.Context, sp *spawn.Spawner, model string, window int, byte
 	if err := p.Send(&wire.Setup{JSON: js}); err != nil {
 		p.Kill()
 	}
-	var st spawn.Status
-	select {
-	case st = <-exit:
-	case <-ctx.Done():
+	// give ends the process. One that cannot be killed is not waited for: it writes only
+	// to memory that nobody else has.
+	give := func(err error) (*hostmem.Region, error) {
 		p.Kill()
-		<-exit
-		return fail(ctx.Err())
+		select {
+		case <-exit:
+		case <-time.After(killed):
+		}
+		return fail(err)
+	}
+	var st spawn.Status
+	patience := time.NewTimer(stall)
+	defer patience.Stop()
+	for running := true; running; {
+		select {
+		case st = <-exit:
+			running = false
+		case <-moved:
+			patience.Reset(stall)
+		case <-patience.C:
+			return give(fmt.Errorf("packing the weights of %s: nothing was packed for %s: is the disk that holds it well?", model, stall))
+		case <-ctx.Done():
+			return give(ctx.Err())
+		}
 	}
 	<-drained
 	switch {

@@ -460,6 +460,34 @@ func TestFloodDropsSmallTalkKeepsErrorsAndTellsTheLoss(t *testing.T) {
 	}
 }
 
+// Large events have a limit of their own: by number alone, stacks that nobody takes
+// away would fill the memory.
+func TestQueueIsBoundedInBytes(t *testing.T) {
+	g := newGate()
+	q := newQueue(g, queueLen, func(uint64) []byte { return nil })
+	q.put(slog.LevelInfo, []byte("first"))
+	<-g.entered
+	big := make([]byte, maxValueBytes)
+	const fit = queueBytes / maxValueBytes
+	for range 2 * fit {
+		q.put(slog.LevelInfo, big)
+	}
+	if n := q.dropped.Load(); n != 2*fit-fit*3/4 {
+		t.Errorf("%d of %d were dropped; three quarters of the bytes are theirs", n, 2*fit)
+	}
+	q.put(slog.LevelError, []byte("error")) // a quarter is kept for errors
+	if n := q.dropped.Load(); n != 2*fit-fit*3/4 {
+		t.Error("an error was pushed out by small talk")
+	}
+	g.release()
+	if !q.close(20 * time.Second) {
+		t.Error("what waited was not written")
+	}
+	if n := q.bytes.Load(); n != 0 {
+		t.Errorf("%d bytes wait in an empty queue", n)
+	}
+}
+
 func TestCloseEndsThoughTheWayOutIsBlocked(t *testing.T) {
 	g := newGate()
 	q := newQueue(g, 16, func(uint64) []byte { return nil })

@@ -7,9 +7,13 @@ import (
 	"time"
 )
 
-// queueLen bounds the events that wait to be written. An event is some hundred
-// bytes; one with stacks may be a few hundred kilobytes, and there are few.
-const queueLen = 4096
+// queueLen and queueBytes bound the events that wait to be written. An event is some
+// hundred bytes; one with stacks may be a few hundred kilobytes, and if nobody takes
+// them away, many such would come together.
+const (
+	queueLen   = 4096
+	queueBytes = 32 << 20
+)
 
 // stopLimit is how long a blocked write may take to notice that it should end.
 const stopLimit = 200 * time.Millisecond
@@ -26,6 +30,7 @@ type sink interface {
 // out what matters.
 type queue struct {
 	dropped atomic.Uint64
+	bytes   atomic.Int64 // of the events that wait
 	out     sink
 	ended   chan struct{} // closed when the writer has ended
 	lost    func(n uint64) []byte
@@ -46,15 +51,23 @@ func newQueue(out sink, length int, lost func(n uint64) []byte) *queue {
 func (q *queue) put(level slog.Level, b []byte) {
 	q.mu.RLock()
 	defer q.mu.RUnlock()
-	if q.closed || (level < slog.LevelWarn && len(q.ch) >= cap(q.ch)-cap(q.ch)/4) {
+	if q.closed {
 		q.dropped.Add(1)
 		return
 	}
-	select {
-	case q.ch <- b:
-	default:
-		q.dropped.Add(1)
+	n, most := int64(len(b)), int64(queueBytes)
+	if level < slog.LevelWarn {
+		most -= most / 4
 	}
+	if q.bytes.Add(n) <= most && (level >= slog.LevelWarn || len(q.ch) < cap(q.ch)-cap(q.ch)/4) {
+		select {
+		case q.ch <- b:
+			return
+		default:
+		}
+	}
+	q.bytes.Add(-n)
+	q.dropped.Add(1)
 }
 
 func (q *queue) run() {
@@ -70,6 +83,7 @@ func (q *queue) run() {
 		}
 	}
 	for b := range q.ch {
+		q.bytes.Add(-int64(len(b)))
 		if q.out.write(b) != nil {
 			q.dropped.Add(1)
 			continue

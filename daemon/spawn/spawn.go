@@ -182,7 +182,7 @@ func cleanEnv(env []string) []string {
 }
 
 func (p *Process) read(o Options) {
-	d := wire.NewDecoder(p.conn)
+	d := wire.NewReplies(p.conn)
 	for {
 		f, err := d.Next()
 		if err != nil {

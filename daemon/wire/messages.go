@@ -292,12 +292,12 @@ func (*Stop) append(b []byte) []byte { return b }
 func (*Stop) read(*reader)           {}
 
 func (m *Hello) append(b []byte) []byte {
-	return putU64(putBytes(putU32(b, m.PID), m.Revision), m.Layout)
+	return putU64(putText(putU32(b, m.PID), m.Revision, MaxText), m.Layout)
 }
-func (m *Hello) read(r *reader) { m.PID, m.Revision, m.Layout = r.u32(), string(r.bytes()), r.u64() }
+func (m *Hello) read(r *reader) { m.PID, m.Revision, m.Layout = r.u32(), r.text(MaxText), r.u64() }
 
-func (m *Ready) append(b []byte) []byte { return putBytes(b, m.Backend) }
-func (m *Ready) read(r *reader)         { m.Backend = string(r.bytes()) }
+func (m *Ready) append(b []byte) []byte { return putText(b, m.Backend, MaxText) }
+func (m *Ready) read(r *reader)         { m.Backend = r.text(MaxText) }
 
 func (m *Reserved) append(b []byte) []byte { return putU64(b, m.Attempt) }
 func (m *Reserved) read(r *reader)         { m.Attempt = r.u64() }
@@ -346,21 +346,21 @@ func (m *Quiet) append(b []byte) []byte { return putU64(b, m.Attempt) }
 func (m *Quiet) read(r *reader)         { m.Attempt = r.u64() }
 
 func (m *Failed) append(b []byte) []byte {
-	return putBytes(append(putU64(b, m.Attempt), byte(m.Kind)), m.Text)
+	return putText(append(putU64(b, m.Attempt), byte(m.Kind)), m.Text, MaxText)
 }
 
 func (m *Failed) read(r *reader) {
-	m.Attempt, m.Kind, m.Text = r.u64(), fault.Kind(r.u8()), string(r.bytes())
+	m.Attempt, m.Kind, m.Text = r.u64(), fault.Kind(r.u8()), r.text(MaxText)
 	if int(m.Kind) >= len(fault.Kinds()) {
 		r.fail("kind %d", m.Kind)
 	}
 }
 
-func (m *Fatal) append(b []byte) []byte { return putBytes(b, m.Text) }
-func (m *Fatal) read(r *reader)         { m.Text = string(r.bytes()) }
+func (m *Fatal) append(b []byte) []byte { return putText(b, m.Text, MaxText) }
+func (m *Fatal) read(r *reader)         { m.Text = r.text(MaxText) }
 
-func (m *Dumped) append(b []byte) []byte { return putBytes(b, m.Text) }
-func (m *Dumped) read(r *reader)         { m.Text = string(r.bytes()) }
+func (m *Dumped) append(b []byte) []byte { return putText(b, m.Text, MaxReply-4) }
+func (m *Dumped) read(r *reader)         { m.Text = r.text(MaxReply - 4) }
 
 func (m *Progress) append(b []byte) []byte { return putU64(putU64(b, m.Done), m.Total) }
 func (m *Progress) read(r *reader)         { m.Done, m.Total = r.u64(), r.u64() }

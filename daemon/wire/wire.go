@@ -28,6 +28,8 @@ import (
 const (
 	HeaderBytes = 20
 	MaxPayload  = 16 << 20 // a prompt of a million tokens with its pages
+	MaxReply    = 2 << 20  // of a message from a rank: stacks are the longest
+	MaxText     = 4 << 10  // of a text for people, which is cut
 	version     = 1
 	magic       = 't' | 'M'<<8
 )
@@ -98,9 +100,13 @@ var ErrFrame = errors.New("bad frame")
 
 // Decoder reads frames from a stream.
 type Decoder struct {
-	r   io.Reader
-	buf []byte
+	r     io.Reader
+	buf   []byte
+	reply bool // only messages from ranks, of MaxReply at most
 }
+
+// NewReplies reads what a rank sends. A message that ranks do not send is an error.
+func NewReplies(r io.Reader) *Decoder { return &Decoder{r: r, reply: true} }
 
 // NewDecoder reads from r, which should be buffered by nobody else.
 func NewDecoder(r io.Reader) *Decoder { return &Decoder{r: r} }
@@ -122,8 +128,14 @@ func (d *Decoder) Next() (Frame, error) {
 		return Frame{}, fmt.Errorf("%w: version %d, want %d", ErrFrame, h[2], version)
 	}
 	n := binary.LittleEndian.Uint32(h[4:])
-	if n > MaxPayload {
-		return Frame{}, fmt.Errorf("%w: a payload of %d bytes, at most %d", ErrFrame, n, MaxPayload)
+	most := uint32(MaxPayload)
+	if d.reply {
+		if most = MaxReply; Type(h[3]) < THello {
+			return Frame{}, fmt.Errorf("%w: type %d is not for a rank to send", ErrFrame, h[3])
+		}
+	}
+	if n > most {
+		return Frame{}, fmt.Errorf("%w: a payload of %d bytes, at most %d", ErrFrame, n, most)
 	}
 	// The buffer grows with what has really arrived, not with what is announced.
 	d.buf = d.buf[:0]
@@ -216,6 +228,15 @@ func (r *reader) bytes() []byte {
 	return append([]byte(nil), r.take(n)...)
 }
 
+// text is bytes for people, at most so many.
+func (r *reader) text(most int) string {
+	n := r.count(1)
+	if n > most {
+		r.fail("a text of %d bytes, at most %d", n, most)
+	}
+	return string(r.take(n))
+}
+
 func (r *reader) i32s() []int32 {
 	v := make([]int32, r.count(4))
 	for i := range v {
@@ -230,6 +251,9 @@ func putU64(b []byte, v uint64) []byte { return binary.LittleEndian.AppendUint64
 func putBytes[T ~string | ~[]byte](b []byte, v T) []byte {
 	return append(putU32(b, uint32(len(v))), v...)
 }
+
+// putText is putBytes of a text that is cut to so many bytes.
+func putText(b []byte, s string, most int) []byte { return putBytes(b, s[:min(len(s), most)]) }
 
 func putI32s(b []byte, v []int32) []byte {
 	b = putU32(b, uint32(len(v)))
