@@ -18,6 +18,7 @@ import (
 var (
 	soak  = flag.Duration("soak", 0, "how long TestF40_Soak runs; 0: it does not")
 	kills = flag.Int("kills", 0, "how many kills TestKillStorm does; 0: it does not run")
+	every = flag.Duration("every", 4*time.Second, "how long TestKillStorm waits between two kills, give or take a half")
 )
 
 // stories are prompts whose answers take long enough to be disturbed.
@@ -93,7 +94,7 @@ func TestKillStorm(t *testing.T) {
 	}
 	var at []time.Time
 	for range *kills {
-		time.Sleep(time.Duration(1000+rnd.IntN(1500)) * time.Millisecond)
+		time.Sleep(*every/2 + time.Duration(rnd.Int64N(int64(*every))))
 		rs := a.status().Ranks
 		if len(rs) == 0 {
 			continue // between two generations
