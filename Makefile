@@ -11,7 +11,7 @@ export GIT_CONFIG_VALUE_0 = $(CURDIR)
 DEB_VERSION = $(shell git describe --tags --match 'v[0-9]*' 2>/dev/null | sed 's/^v//; s/-\([0-9]*\)-g/+\1.g/' | grep . || git log -1 --format='0~%cd.%h' --date=format:%Y%m%d%H%M%S)
 
 .DEFAULT_GOAL := help
-.PHONY: help build model run test test-systemd explore clients bench bounds quality man completions catalog install deb clean
+.PHONY: help build model run test test-systemd explore chaos chaos-kills soak clients bench bounds quality man completions catalog install deb clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(firstword $(MAKEFILE_LIST)) | while read -r name what; do printf '%-14s %s\n' "$$name" "$$what"; done
@@ -40,6 +40,15 @@ clients: build model ## the official SDKs against a running daemon
 
 bench: build model ## speed through the endpoint beside the machine's bounds; PEER=DIR adds llama.cpp (scripts/peer/llama.sh)
 	$(GO) run ./scripts/bench $(if $(PEER),-peer $(PEER)) bin/tandem
+
+chaos: build model ## every fault on the real appliance, also those that take long; SEED=N repeats a run
+	TANDEM_TEST_NEEDS_MODEL=1 $(GO) test -count=1 -v -timeout 1h ./daemon/chaos -all $(if $(SEED),-seed $(SEED))
+
+chaos-kills: build model ## KILLS=N (200): ranks killed at random under thirty streams: errors, pauses
+	TANDEM_TEST_NEEDS_MODEL=1 $(GO) test -count=1 -v -timeout 3h -run '^TestKillStorm$$' ./daemon/chaos -kills $(or $(KILLS),200) $(if $(SEED),-seed $(SEED))
+
+soak: build model ## DURATION=30m: thirty clients and random faults; a line a minute
+	TANDEM_TEST_NEEDS_MODEL=1 $(GO) test -count=1 -v -timeout 48h -run '^TestF40_Soak$$' ./daemon/chaos -soak $(or $(DURATION),30m) $(if $(SEED),-seed $(SEED))
 
 quality: build model ## what the 8-bit activations of the fast kernels lose against float32
 	TANDEM_TEST_NEEDS_MODEL=1 $(GO) test -count=1 -v -timeout 1h -run '^TestQuality$$' ./model/llama -positions=4608

@@ -4,33 +4,44 @@
 // Whatever it decides, the answers are the same; only the time they take differs.
 package batch
 
+import "slices"
+
 // BusyChunk is the number of tokens of a prefill step while decode wants the same
 // cores. A running stream then waits for that many tokens at most, a few tens of
 // milliseconds on two cores, at the cost of a few per cent of prefill's speed.
 const BusyChunk = 64
 
 // Prefill shares a budget of tokens among prompts. left is what each still needs,
-// oldest first. Each gets an equal share, and what a prompt does not need goes to
-// the others, oldest first; so a long prompt cannot keep a short one waiting, and
-// a step is full while there is work for it. The result has one number a prompt.
-func Prefill(left []int, budget int) []int {
+// oldest first; the result has one number for each, and a step is full while there
+// is work for it. turn counts the steps.
+//
+// A quarter is dealt out evenly, in turns if it does not reach for all, so that none
+// stands still. The rest goes to those with least left, one after another: were all
+// computed evenly, all would be done only when the last is, and the streams that a
+// new generation resumes would go on together at the end instead of one by one from
+// the beginning.
+func Prefill(left []int, budget, turn int) []int {
 	give := make([]int, len(left))
-	for budget > 0 {
-		open := 0
-		for i, l := range left {
-			if give[i] < l {
-				open++
-			}
+	var open []int
+	for i, l := range left {
+		if l > 0 {
+			open = append(open, i)
 		}
-		if open == 0 {
-			break
-		}
-		share := max(budget/open, 1)
-		for i, l := range left {
-			n := min(share, l-give[i], budget)
-			give[i] += n
-			budget -= n
-		}
+	}
+	even := max(budget/4, 1)
+	share := max(even/max(len(open), 1), 1)
+	start := turn * even
+	for k := range open {
+		i := open[(start+k)%len(open)]
+		n := min(share, left[i], even)
+		give[i] += n
+		even, budget = even-n, budget-n
+	}
+	slices.SortStableFunc(open, func(a, b int) int { return left[a] - left[b] })
+	for _, i := range open {
+		n := min(left[i]-give[i], budget)
+		give[i] += n
+		budget -= n
 	}
 	return give
 }

@@ -10,6 +10,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -17,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -28,27 +30,39 @@ import (
 	"tandem/model/modeltest"
 )
 
-// binary is the program under test, built once.
-var binary = sync.OnceValues(func() (string, error) {
-	if b := os.Getenv("TANDEM_TEST_BINARY"); b != "" {
-		return b, nil
-	}
-	dir, err := os.MkdirTemp("", "tandem-chaos-")
+// workshop is a folder for what the tests of one run build.
+var workshop = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "tandem-chaos-") })
+
+// binary is the program under test, built once; faulty is the same with workers
+// that can be told to misbehave.
+var (
+	binary = sync.OnceValues(func() (string, error) {
+		if b := os.Getenv("TANDEM_TEST_BINARY"); b != "" {
+			return b, nil
+		}
+		return build("tandem")
+	})
+	faulty = sync.OnceValues(func() (string, error) { return build("tandem-faults", "-tags", "faults") })
+)
+
+func build(name string, flags ...string) (string, error) {
+	dir, err := workshop()
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "tandem")
-	out, err := exec.Command("go", "build", "-o", path, "tandem/daemon").CombinedOutput()
+	path := filepath.Join(dir, name)
+	out, err := exec.Command("go", append(append([]string{"build", "-o", path}, flags...), "tandem/daemon")...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build: %v\n%s", err, out)
 	}
 	return path, nil
-})
+}
 
 func TestMain(m *testing.M) {
+	flag.Parse()
 	code := m.Run()
-	if b, err := binary(); err == nil && os.Getenv("TANDEM_TEST_BINARY") == "" {
-		os.RemoveAll(filepath.Dir(b))
+	if dir, err := workshop(); err == nil {
+		os.RemoveAll(dir)
 	}
 	os.Exit(code)
 }
@@ -56,6 +70,8 @@ func TestMain(m *testing.M) {
 // appliance is a running `tandem serve` with a home of its own.
 type appliance struct {
 	t    testing.TB
+	bin  string
+	args []string
 	cmd  *exec.Cmd
 	home string
 	port int
@@ -63,6 +79,7 @@ type appliance struct {
 	done chan struct{}
 	http *http.Client
 	rest resources // of the daemon when it had done nothing yet
+	rule int       // versions of the fault rules written so far
 }
 
 // start runs the appliance with settings ("key=value") and waits until it is ready.
@@ -79,8 +96,16 @@ func start(t testing.TB, settings ...string) *appliance {
 
 func launch(t testing.TB, settings ...string) *appliance {
 	t.Helper()
+	a := prepare(t, binary, settings)
+	a.run()
+	return a
+}
+
+// prepare makes the home of an appliance that is not running yet.
+func prepare(t testing.TB, program func() (string, error), settings []string) *appliance {
+	t.Helper()
 	model := modeltest.Path(t)
-	bin, err := binary()
+	bin, err := program()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,35 +113,44 @@ func launch(t testing.TB, settings ...string) *appliance {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &appliance{t: t, home: home, sock: filepath.Join(home, "admin.sock"), done: make(chan struct{}), http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
+	a := &appliance{t: t, bin: bin, home: home, sock: filepath.Join(home, "admin.sock"), http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	a.port = l.Addr().(*net.TCPAddr).Port
 	l.Close()
-	log, err := os.Create(filepath.Join(home, "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	args := []string{"serve", "--set", fmt.Sprintf("server.listen=127.0.0.1:%d", a.port), "--set", "model.path=" + model, "--set", "model.name=smollm2-135m",
+	a.args = []string{"serve", "--set", fmt.Sprintf("server.listen=127.0.0.1:%d", a.port), "--set", "model.path=" + model, "--set", "model.name=smollm2-135m",
 		"--set", "server.state_dir=" + filepath.Join(home, "state"), "--set", "admin.socket=" + a.sock, "--set", "log.level=debug"}
 	for _, s := range settings {
-		args = append(args, "--set", s)
+		a.args = append(a.args, "--set", s)
 	}
-	a.cmd = exec.Command(bin, args...)
+	t.Cleanup(func() { os.RemoveAll(home) })
+	return a
+}
+
+// run starts the daemon, the first time or again in the same home.
+func (a *appliance) run() {
+	a.t.Helper()
+	log, err := os.OpenFile(filepath.Join(a.home, "log"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	defer log.Close()
+	a.cmd = exec.Command(a.bin, a.args...)
+	a.cmd.Env = append(os.Environ(), "TANDEM_FAULTS="+a.home)
 	a.cmd.Stdout, a.cmd.Stderr = log, log
 	a.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := a.cmd.Start(); err != nil {
-		t.Fatal(err)
+		a.t.Fatal(err)
 	}
-	log.Close()
+	cmd, done := a.cmd, make(chan struct{})
+	a.done = done
 	go func() {
-		_ = a.cmd.Wait()
-		close(a.done)
+		_ = cmd.Wait()
+		close(done)
 	}()
-	t.Cleanup(a.stop)
-	return a
+	a.t.Cleanup(a.stop)
 }
 
 func (a *appliance) stop() {
@@ -131,7 +165,6 @@ func (a *appliance) stop() {
 	if a.t.Failed() {
 		a.t.Logf("log of the daemon (%s):\n%s", a.home, tail(a.log(), 6000))
 	}
-	os.RemoveAll(a.home)
 }
 
 func tail(s string, n int) string {
@@ -424,3 +457,16 @@ func (a *appliance) begin(qs []question) <-chan outcome {
 }
 
 func exists(pid int) bool { return syscall.Kill(pid, 0) == nil }
+
+// mustAnswer is the text of an answer; it may be called from any goroutine.
+func (a *appliance) mustAnswer(t testing.TB, q question) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	out, err := a.get(ctx, q)
+	if err != nil {
+		t.Errorf("%.40q: %v", q.user, err)
+	}
+	return out.text
+}
+
+func lockThread() { runtime.LockOSThread() }

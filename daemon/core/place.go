@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -104,9 +105,11 @@ func (c *Core) reserve(r *live) *attempt {
 	pages := c.o.Layout.Pages(tokens)
 	want := c.o.Layout.Pages(min(total+c.o.Headroom, most))
 
+	// Work counts what has begun. Among equals, what was promised before it begins
+	// decides: pages, and slots. Else all of a burst would go to the same replica.
 	var dst *replica
 	for _, d := range c.replicas[ident.Decode-1] {
-		if d.pool.Free() >= want && d.work < c.o.MaxBatch && (dst == nil || d.work < dst.work) {
+		if d.pool.Free() >= want && d.work < c.o.MaxBatch && (dst == nil || cmp.Or(cmp.Compare(d.work, dst.work), cmp.Compare(dst.pool.Free(), d.pool.Free())) < 0) {
 			dst = d
 		}
 	}
@@ -114,13 +117,19 @@ func (c *Core) reserve(r *live) *attempt {
 		return nil
 	}
 	var src *replica
-	slot := -1
+	slot, held := -1, 0
 	for _, s := range c.replicas[ident.Prefill-1] {
-		if s.pool != nil && s.pool.Free() < pages || src != nil && s.work >= src.work {
+		if s.pool != nil && s.pool.Free() < pages {
 			continue
 		}
-		if i := slices.Index(c.slots[s.Index], false); i >= 0 {
-			src, slot = s, i
+		i, n := slices.Index(c.slots[s.Index], false), 0
+		for _, taken := range c.slots[s.Index] {
+			if taken {
+				n++
+			}
+		}
+		if i >= 0 && (src == nil || cmp.Or(cmp.Compare(s.work, src.work), cmp.Compare(n, held)) < 0) {
+			src, slot, held = s, i, n
 		}
 	}
 	if src == nil {

@@ -182,6 +182,7 @@ func (e *engine) follow() error {
 func (e *engine) execute(p *plan) (kernels.Logits, error) {
 	var logits kernels.Logits
 	if len(p.spans) > 0 {
+		faultAtPlan(e.rank)
 		e.fill(p)
 		for i := range p.spans {
 			e.begin(&p.spans[i])
@@ -262,6 +263,9 @@ func (e *engine) seal(s *span) error {
 			digest := uint64(0)
 			if e.setup.Digest {
 				digest = share.Digest(s.attempt, u, i, src)
+			}
+			if faultAtSeal(e, s, u, i, digest, src) {
+				continue
 			}
 			e.mem.kv[u].Seal(s.pages[i], s.epochs[i])
 			if len(s.target) > 0 {

@@ -181,6 +181,7 @@ func (l *lane) take(r *reception, u, i int) *fault.Error {
 		copy(page, l.mem.peer[u].Page(r.src[i].Index))
 		seg.Seal(r.dst[i].Index, r.dst[i].Epoch)
 	}
+	faultAtTake(l.rank, r.attempt, page)
 	if l.setup.Digest {
 		want := r.board.DigestOf(r.slot, u, i)
 		if got := share.Digest(r.attempt, u, i, page); got != want {

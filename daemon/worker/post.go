@@ -34,12 +34,22 @@ func newPost(conn *os.File, gen ident.Generation) *post {
 }
 
 func (p *post) send(m wire.Message) {
+	if !faultAtSay(p, m) {
+		p.put(m)
+	}
+}
+
+func (p *post) put(m wire.Message) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var err error
 	if p.unsent, err = wire.Append(p.unsent, p.gen, m); err != nil {
 		panic(err) // a message of ours that is too big
 	}
+	p.wakeLocked()
+}
+
+func (p *post) wakeLocked() {
 	if len(p.unsent) > maxUnsent {
 		fmt.Fprintln(os.Stderr, "worker: the daemon does not read; exiting")
 		os.Exit(1)

@@ -18,6 +18,7 @@ const maxPrefillSpans = 64
 type prefiller struct {
 	*rank
 	jobs []*job // oldest first
+	turn int    // steps planned
 	gone tombs
 }
 
@@ -94,7 +95,8 @@ func (p *prefiller) next(busy bool) *plan {
 		left[i] = len(j.tokens) - j.done
 	}
 	out := new(plan)
-	for i, give := range batch.Prefill(left, budget) {
+	p.turn++
+	for i, give := range batch.Prefill(left, budget, p.turn) {
 		if give == 0 {
 			continue
 		}

@@ -57,6 +57,7 @@ type DeviceOptions struct {
 
 // Main runs a worker and returns its exit status.
 func Main(dev Device, revision string) int {
+	faultAtStart()
 	_ = unix.SetNonblock(spawn.ControlFD, true) // so that it goes through the poller
 	conn := os.NewFile(spawn.ControlFD, "control")
 	dec := wire.NewDecoder(conn)
@@ -216,27 +217,34 @@ func read(dec *wire.Decoder, r *rank, eng *engine, ln *lane) error {
 			}
 			continue // of the past: it changes nothing
 		}
-		switch m := f.Message.(type) {
-		case *wire.Expect:
-			if ln == nil {
-				return fmt.Errorf("%T for a %s rank", m, r.setup.Rank.Role)
-			}
-			ln.inbox.put(m)
-		case *wire.Prefill, *wire.Join, *wire.Grow, *wire.Quiesce:
-			if r.setup.Rank.Rank != 0 {
-				return fmt.Errorf("%T for rank %s, which does not lead", m, r.setup.Rank)
-			}
-			eng.inbox.put(m)
-		case *wire.Dump:
-			buf := make([]byte, 1<<20)
-			post := &wire.Dumped{Text: string(buf[:runtime.Stack(buf, true)])}
-			r.post.send(post)
-		case *wire.Stop:
-			return errStop
-		default:
-			return fmt.Errorf("%T is not for a worker", m)
+		if err := faultAtHear(f.Message, func(m wire.Message) error { return hear(m, r, eng, ln) }); err != nil {
+			return err
 		}
 	}
+}
+
+// hear takes one message to the part that it is for.
+func hear(m wire.Message, r *rank, eng *engine, ln *lane) error {
+	switch m := m.(type) {
+	case *wire.Expect:
+		if ln == nil {
+			return fmt.Errorf("%T for a %s rank", m, r.setup.Rank.Role)
+		}
+		ln.inbox.put(m)
+	case *wire.Prefill, *wire.Join, *wire.Grow, *wire.Quiesce:
+		if r.setup.Rank.Rank != 0 {
+			return fmt.Errorf("%T for rank %s, which does not lead", m, r.setup.Rank)
+		}
+		eng.inbox.put(m)
+	case *wire.Dump:
+		buf := make([]byte, 1<<20)
+		r.post.send(&wire.Dumped{Text: string(buf[:runtime.Stack(buf, true)])})
+	case *wire.Stop:
+		return errStop
+	default:
+		return fmt.Errorf("%T is not for a worker", m)
+	}
+	return nil
 }
 
 // beat moves the pulse until the process ends.
