@@ -146,6 +146,7 @@ func (c *Core) grow(r *live) {
 		a.starving = false
 		return
 	}
+	has := len(a.target.Pages())
 	ps, ok := a.target.Grow(1)
 	if !ok {
 		a.starving = length >= a.room
@@ -153,7 +154,7 @@ func (c *Core) grow(r *live) {
 	}
 	a.starving = false
 	a.room += c.o.Layout.PageTokens
-	c.leader(a.dst, &wire.Grow{Attempt: a.id.Seq, Pages: ps})
+	c.leader(a.dst, &wire.Grow{Attempt: a.id.Seq, At: uint32(has), Pages: ps})
 }
 
 // feed finds pages for sequences that cannot go on without: first free ones, then

@@ -432,7 +432,7 @@ func (w *world) obey(rank int) {
 		}
 	case *wire.Grow:
 		for i := range p.joined {
-			if p.joined[i].seq == m.Attempt {
+			if p.joined[i].seq == m.Attempt && int(m.At) == len(p.joined[i].pages) {
 				p.joined[i].pages = append(p.joined[i].pages, m.Pages...)
 			}
 		}
