@@ -11,7 +11,9 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -283,7 +285,20 @@ func (c *Core) inOrder() []*live {
 	if c.canary != nil {
 		out = append(out, c.canary)
 	}
-	slices.SortFunc(out, func(a, b *live) int { return int(int64(a.ticket) - int64(b.ticket)) })
+	slices.SortFunc(out, older)
+	return out
+}
+
+// older orders requests by their arrival.
+func older(a, b *live) int { return cmp.Compare(a.ticket, b.ticket) }
+
+// tries is every attempt, oldest first. What is done to several of them at once is done
+// in this order: a map's own differs each time.
+func (c *Core) tries() []*attempt {
+	out := make([]*attempt, 0, len(c.attempts))
+	for _, seq := range slices.Sorted(maps.Keys(c.attempts)) {
+		out = append(out, c.attempts[seq])
+	}
 	return out
 }
 

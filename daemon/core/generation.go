@@ -229,13 +229,13 @@ func (c *Core) checkReaped() {
 	if c.sup.State != supervise.Ending || c.launching || c.exited < len(c.procs) {
 		return
 	}
-	for seq, a := range c.attempts {
+	for _, a := range c.tries() {
 		for _, lease := range []*pagepool.Lease{a.target, a.source} {
 			if lease != nil && !lease.Ended() {
 				free(lease, pagepool.Reaped)
 			}
 		}
-		delete(c.attempts, seq)
+		delete(c.attempts, a.id.Seq)
 		if a.t.State == transfer.Draining && c.out.Wants(observe.AbortReceipt) {
 			c.out.Event(observe.AbortReceipt, fmt.Sprintf("attempt %s: every process is gone, every page is back", a.id), observe.Attempt(a.id), observe.Generation(c.number), observe.Reason("reaped"))
 		}

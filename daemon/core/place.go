@@ -15,7 +15,7 @@ import (
 // requeue puts a request back among those that wait, in the order of arrival: it
 // goes before all that came after it.
 func (c *Core) requeue(r *live) {
-	i, _ := slices.BinarySearchFunc(c.queue, r, func(a, b *live) int { return int(int64(a.ticket) - int64(b.ticket)) })
+	i, _ := slices.BinarySearchFunc(c.queue, r, older)
 	c.queue = slices.Insert(c.queue, i, r)
 }
 
@@ -161,14 +161,18 @@ func (c *Core) grow(r *live) {
 // those of the request that came last, which starts again when there is room.
 // Nothing is lost by that but time: it goes on where it was.
 func (c *Core) feed() {
-	var hungry *live
+	var starving []*live
 	for _, a := range c.attempts {
-		if !a.starving || a.request == nil {
-			continue
+		if a.starving && a.request != nil {
+			starving = append(starving, a.request)
 		}
-		c.grow(a.request)
-		if a.starving && (hungry == nil || a.request.ticket < hungry.ticket) {
-			hungry = a.request
+	}
+	slices.SortFunc(starving, older)
+	var hungry *live
+	for _, r := range starving {
+		c.grow(r)
+		if hungry == nil && r.attempt.starving {
+			hungry = r
 		}
 	}
 	if hungry == nil {
