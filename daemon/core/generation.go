@@ -119,6 +119,13 @@ func (c *Core) Launched(now request.Instant, g ident.Generation, procs []Proc, r
 				why = c.lastWhy
 			}
 			c.out.Event(observe.GenerationBegin, fmt.Sprintf("generation %d begins:%s", g, pids), observe.Generation(g), observe.Reason(why))
+			// Ranks may say that they are ready before it is known that all were started.
+			// They count from now on: what is sent before goes nowhere.
+			for i := range c.health {
+				if c.health[i].ready {
+					c.supervise(supervise.Event{Kind: supervise.Ready})
+				}
+			}
 		}
 		if c.sup.State == supervise.Ending && len(procs) > 0 {
 			c.out.Kill()
@@ -172,7 +179,9 @@ func (c *Core) ready(rank int, backend string) {
 	}
 	c.health[rank].ready = true
 	c.health[rank].backend = backend
-	c.supervise(supervise.Event{Kind: supervise.Ready})
+	if !c.launching {
+		c.supervise(supervise.Event{Kind: supervise.Ready})
+	}
 }
 
 // announce makes the ledgers of a generation whose ranks are all ready.
