@@ -207,6 +207,12 @@ func (c *Core) step(r *live, ev request.Event, why string) {
 		return
 	}
 	r.m = next
+	switch ev.Kind {
+	case request.Progress, request.Moved, request.Arrived, request.Token:
+		if !r.hidden {
+			c.moved = c.now
+		}
+	}
 	if next.State != was {
 		r.rec.note(c.now-r.began, ev.Kind.String(), next.State, why)
 		if c.out.Wants(observe.RequestState) {

@@ -153,6 +153,8 @@ type Core struct {
 	canary    *live
 	canaryAt  request.Instant // when the last one was begun
 	completed request.Instant // when a request last completed, or brought a token
+	moved     request.Instant // when a client's request last made progress, of whatever kind
+	busy      request.Instant // since when some client's request has been without its end; 0: there is none
 	proven    bool            // this generation has completed a request
 	unready   *fault.Error    // why requests would not complete now; nil: they would
 	drain     bool

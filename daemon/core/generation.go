@@ -292,6 +292,9 @@ func (c *Core) assess() {
 		c.unready = fault.New(fault.NotReady, "generation %d: %s", c.number, c.sup)
 	case !c.proven:
 		c.unready = fault.New(fault.NotReady, "generation %d: no request has completed yet", c.number)
+	case c.busy != 0 && c.now > max(c.busy, c.moved).Add(canaryEvery+10*time.Second):
+		// Canaries may succeed meanwhile: what clients see counts.
+		c.unready = fault.New(fault.NotReady, "requests wait, and none has made progress for %s", round(c.now-max(c.busy, c.moved)))
 	case c.now > c.completed.Add(canaryEvery+10*time.Second):
 		c.unready = fault.New(fault.NotReady, "no request has completed for %s", round(c.now-c.completed))
 	default:

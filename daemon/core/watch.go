@@ -34,6 +34,7 @@ func (c *Core) Watch(now request.Instant, vitals []Vital) {
 		c.watchPages()
 		c.watchRanks(vitals)
 		c.watchCanary()
+		c.watchClients()
 		for len(c.lately) > 0 && c.now-c.lately[0] > request.Instant(30*time.Second) {
 			c.lately = c.lately[1:]
 		}
@@ -119,6 +120,19 @@ func (c *Core) watchPages() {
 			}
 		}
 	}
+}
+
+// watchClients notes since when somebody waits.
+func (c *Core) watchClients() {
+	for _, r := range c.requests {
+		if r.m.State < request.Draining {
+			if c.busy == 0 {
+				c.busy = c.now
+			}
+			return
+		}
+	}
+	c.busy = 0
 }
 
 // divided is how long ranks of one replica may disagree about an attempt before that
