@@ -95,7 +95,7 @@ func (c *Core) reserve(r *live) *attempt {
 
 	var dst *replica
 	for _, d := range c.replicas[ident.Decode-1] {
-		if d.pool.Free() >= want && d.work < c.o.MaxBatch && (dst == nil || d.work < dst.work) {
+		if d.pool.Free() >= want && d.work < c.o.MaxBatch && (dst == nil || d.bound < dst.bound) {
 			dst = d
 		}
 	}
@@ -121,12 +121,13 @@ func (c *Core) reserve(r *live) *attempt {
 		source, _ = src.pool.Reserve(pages)
 	}
 	c.slots[src.Index][slot] = true
+	dst.bound++
 	c.seq++
 	return &attempt{
 		id: ident.Attempt{Generation: c.number, Seq: c.seq}, request: r,
 		t:   transfer.New(c.o.Transport, len(src.ranks), len(dst.ranks), pages == 0),
 		src: src, dst: dst, slot: slot, target: target, source: source, pages: pages, tokens: tokens,
-		computed: make([]int, len(src.ranks)), landed: make([]int, len(dst.ranks)), room: want * c.o.Layout.PageTokens, began: c.now,
+		computed: make([]int, len(src.ranks)), landed: make([]int, len(dst.ranks)), bound: true, room: want * c.o.Layout.PageTokens, began: c.now,
 	}
 }
 
