@@ -573,6 +573,9 @@ func (r *fakeReplica) execute(plan []fakeSpan, retire []uint64) {
 			r.decode(s.seq, step)
 		}
 	}
+	if n := r.w.plan.maxBatch; len(r.seqs) > n { // those that had to wait are first next time
+		r.seqs = append(slices.Clone(r.seqs[n:]), r.seqs[:n]...)
+	}
 	if len(step.Results) > 0 {
 		r.steps++
 		step.Seq = r.steps

@@ -813,3 +813,27 @@ func TestRanksAreReadyBeforeTheLaunchReturns(t *testing.T) {
 		}
 	}, func(w *world) { w.fill(5, 50*time.Millisecond, 20, 20) })
 }
+
+// A burst is shared among the decode replicas before any of it has come that far.
+func TestBurstIsShared(t *testing.T) {
+	each(t, func(p *plan) {
+		p.d, p.canary = shape{2, 1}, nil
+		p.at(150*time.Millisecond, "count", func(w *world, _ *actor) {
+			rs, err := w.loop.Requests(time.Second)
+			on := [2]int{}
+			for _, r := range rs {
+				if r.Decode >= 0 {
+					on[r.Decode]++
+				}
+			}
+			if err != nil || on[0]+on[1] < 20 || on[0]-on[1] > 2 || on[1]-on[0] > 2 {
+				w.fail("the replicas have %v of the requests, %v", on, err)
+			}
+		})
+		p.judge = (*world).all
+	}, func(w *world) {
+		for range 30 {
+			w.add(&client{arrive: 120 * time.Millisecond, spec: request.Spec{Prompt: make([]int32, 20), MaxTokens: 60}})
+		}
+	})
+}

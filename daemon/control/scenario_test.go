@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	simSeeds = flag.Int("sim.seeds", 2000, "scenarios that TestScenarios plays; under the race detector a tenth of them")
+	simSeeds = flag.Int("sim.seeds", 4000, "scenarios that TestScenarios plays; under the race detector a twentieth of them")
 	simFirst = flag.Uint64("sim.first", 1, "the first seed of TestScenarios")
 	simTrace = flag.String("sim.trace", "", "a file for all that is said in the first scenario, a line each, and for the events that are told")
 )
@@ -47,7 +47,7 @@ func judgeHarmless(w *world) {
 func TestScenarios(t *testing.T) {
 	n := *simSeeds
 	if raceDetector {
-		n = (n + 9) / 10
+		n = (n + 19) / 20
 	}
 	shards := runtime.GOMAXPROCS(0)
 	for shard := range shards {
