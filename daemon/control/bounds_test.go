@@ -134,7 +134,7 @@ func TestLoopDoesNotWaitForThoseItTells(t *testing.T) {
 		if i == 99 {
 			text = last
 		}
-		if err := l.ask(time.Minute, func() { outside{Loop: l}.Notify(text, false) }); err != nil {
+		if _, err := ask(l, time.Minute, func() bool { outside{Loop: l}.Notify(text, false); return true }); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,6 +33,7 @@ type Options struct {
 
 	// Prepare makes what every generation needs. It runs once, before the first;
 	// progress is for people. An error ends Run.
+	// It returns soon after ctx has ended, and leaves nothing running.
 	Prepare func(ctx context.Context, progress func(text string)) error
 	// Launch starts the processes of a generation. It may take long; reports go to
 	// sink, which may block. The error may come with those that were started.
@@ -57,18 +59,20 @@ type Loop struct {
 	o      Options
 	origin time.Time
 	events chan event
-	done   chan struct{} // closed when Run returns
-	behind atomic.Int64  // the longest that an event has waited for the loop, since it was last asked
+	done   chan struct{}  // closed when the loop takes no more events
+	work   sync.WaitGroup // goroutines that Run started
+	behind atomic.Int64   // the longest that an event has waited for the loop, since it was last asked
 	late   lateness
 	news   chan news // for Notify: the latest
 
 	// All below belongs to the goroutine of Run.
-	core    *core.Core
-	now     request.Instant
-	gen     Generation // nil while it is being launched, and between
-	streams map[core.Ticket]*Stream
-	vitals  []core.Vital
-	fatal   error
+	core     *core.Core
+	now      request.Instant
+	gen      Generation // nil while it is being launched, and between
+	streams  map[core.Ticket]*Stream
+	entering *Stream // of the request that is being admitted: its ticket is not known yet
+	vitals   []core.Vital
+	fatal    error
 }
 
 // news is a line about the state of the appliance.
@@ -103,6 +107,11 @@ func (l *Loop) instant(t time.Time) request.Instant { return request.Instant(t.S
 // the event once Run has returned.
 func (l *Loop) post(do func()) bool {
 	select {
+	case <-l.done:
+		return false
+	default:
+	}
+	select {
 	case l.events <- event{time.Now(), do}:
 		return true
 	case <-l.done:
@@ -113,25 +122,26 @@ func (l *Loop) post(do func()) bool {
 // ErrNoAnswer is returned when the loop does not answer in time.
 var ErrNoAnswer = errors.New("the control loop does not answer")
 
-// ask runs do in the loop and waits for it, for so long.
-func (l *Loop) ask(limit time.Duration, do func()) error {
-	ran := make(chan struct{})
+// ask runs do in the loop and gives what it returned, unless that takes longer than
+// limit. Then do may run later still, so all that it says is in what it returns.
+func ask[T any](l *Loop, limit time.Duration, do func() T) (answer T, err error) {
+	answers := make(chan T, 1)
 	t := time.NewTimer(limit)
 	defer t.Stop()
 	select {
-	case l.events <- event{time.Now(), func() { do(); close(ran) }}:
+	case l.events <- event{time.Now(), func() { answers <- do() }}:
 	case <-l.done:
-		return ErrNoAnswer
+		return answer, ErrNoAnswer
 	case <-t.C:
-		return ErrNoAnswer
+		return answer, ErrNoAnswer
 	}
 	select {
-	case <-ran:
-		return nil
+	case answer = <-answers:
+		return answer, nil
 	case <-l.done:
-		return ErrNoAnswer
+		return answer, ErrNoAnswer
 	case <-t.C:
-		return ErrNoAnswer
+		return answer, ErrNoAnswer
 	}
 }
 
@@ -139,18 +149,19 @@ func (l *Loop) ask(limit time.Duration, do func()) error {
 const tick = 50 * time.Millisecond
 
 // Run runs the appliance until ctx ends (then it drains nothing: the caller has
-// closed the doors and waited) or something makes it useless. Every worker is
-// reaped when it returns.
+// closed the doors and waited) or something makes it useless. When it returns every
+// worker is reaped, and nothing that it started still runs.
 func (l *Loop) Run(ctx context.Context) error {
+	defer l.work.Wait()
 	defer close(l.done)
 	defer close(l.news)
-	go func() {
+	l.work.Go(func() {
 		for n := range l.news {
 			l.o.Notify(n.status, n.ready)
 		}
-	}()
+	})
 	outside{Loop: l}.Notify("starting", false)
-	go l.prepare(ctx)
+	l.work.Go(func() { l.prepare(ctx) })
 	t := time.NewTicker(tick)
 	defer t.Stop()
 	stop := ctx.Done()
@@ -266,16 +277,14 @@ func (l *Loop) launch(g ident.Generation) {
 		reason = "spawn"
 		gen, err = l.o.Launch(g, l.sink())
 	}
-	if !l.post(func() {
+	l.post(func() { // the loop runs: a launch in flight holds it
 		l.gen = gen
 		var procs []core.Proc
 		if gen != nil {
 			procs = gen.Procs()
 		}
 		l.core.Launched(l.now, g, procs, reason, err)
-	}) && gen != nil {
-		gen.Kill()
-	}
+	})
 }
 
 // Behind is the longest that an event has waited for the loop, since it was asked
@@ -285,21 +294,30 @@ func (l *Loop) Behind() time.Duration { return time.Duration(l.behind.Swap(0)) }
 // Submit implements api.Engine.
 func (l *Loop) Submit(spec request.Spec) (*Stream, error) {
 	s := newStream(l)
-	var err *fault.Error
 	// A loop that does not answer within this is not ready by any measure.
-	if l.ask(2*time.Second, func() {
-		if s.ticket, err = l.core.Submit(l.now, spec); err == nil {
-			l.streams[s.ticket] = s
-		}
-	}) != nil {
-		// If the loop comes to it after all, nobody holds the stream.
+	refused, err := ask(l, 2*time.Second, func() *fault.Error { return l.submit(s, spec) })
+	switch {
+	case err != nil:
 		s.Close()
 		return nil, fault.New(fault.NotReady, "the control loop does not answer")
-	}
-	if err != nil {
-		return nil, err
+	case refused != nil:
+		return nil, refused
 	}
 	return s, nil
+}
+
+func (l *Loop) submit(s *Stream, spec request.Spec) *fault.Error {
+	l.entering = s // it may end before its ticket is known
+	t, err := l.core.Submit(l.now, spec)
+	l.entering = nil
+	if err != nil {
+		return err
+	}
+	l.streams[t] = s
+	if !s.admitted(t) {
+		l.core.Tell(l.now, t, request.Event{Kind: request.Closed}, "nobody waits for it")
+	}
+	return nil
 }
 
 // tell passes a stream's wish to its request.
@@ -309,14 +327,14 @@ func (l *Loop) tell(s *Stream, ev request.Event, why string) {
 
 // Ready implements api.Engine.
 func (l *Loop) Ready() error {
-	var err *fault.Error
-	if l.ask(time.Second, func() { err = l.core.Ready() }) != nil {
+	unready, err := ask(l, time.Second, func() *fault.Error { return l.core.Ready() })
+	switch {
+	case err != nil:
 		return fault.New(fault.NotReady, "the control loop does not answer")
+	case unready != nil:
+		return unready
 	}
-	if err == nil {
-		return nil
-	}
-	return err
+	return nil
 }
 
 // Generation implements api.Engine.
@@ -324,48 +342,40 @@ func (l *Loop) Generation() ident.Generation { return ident.Generation(l.o.Store
 
 // RetryAfter implements api.Engine.
 func (l *Loop) RetryAfter() time.Duration {
-	d := 2 * time.Second
-	_ = l.ask(time.Second, func() { d = l.core.RetryAfter() })
+	d, err := ask(l, time.Second, func() time.Duration { return l.core.RetryAfter() })
+	if err != nil {
+		return 2 * time.Second
+	}
 	return d
 }
 
 // Restart ends the live generation; the next takes over its requests.
 func (l *Loop) Restart(reason string) error {
-	ok := false
-	if err := l.ask(2*time.Second, func() { ok = l.core.Restart(l.now, reason) }); err != nil {
-		return err
-	}
-	if !ok {
-		return errors.New("no generation is running")
-	}
-	return nil
+	return l.must(errors.New("no generation is running"), func() bool { return l.core.Restart(l.now, reason) })
 }
 
 // Drain refuses new requests from now on.
-func (l *Loop) Drain() { _ = l.ask(2*time.Second, func() { l.core.Drain(l.now) }) }
+func (l *Loop) Drain() {
+	_ = l.must(nil, func() bool { l.core.Drain(l.now); return true })
+}
 
 // Cancel ends a request on an operator's word.
 func (l *Loop) Cancel(id ident.Request) error {
-	found := false
-	if err := l.ask(2*time.Second, func() { found = l.core.Cancel(l.now, id) }); err != nil {
-		return err
-	}
-	if !found {
-		return fault.New(fault.NotFound, "no live request %s", id)
-	}
-	return nil
+	return l.must(fault.New(fault.NotFound, "no live request %s", id), func() bool { return l.core.Cancel(l.now, id) })
 }
 
 // DumpWorkers asks every worker for its stacks; they go to the log.
 func (l *Loop) DumpWorkers() error {
-	running := false
-	if err := l.ask(2*time.Second, func() { running = l.dump() }); err != nil {
-		return err
+	return l.must(errors.New("no generation is running"), l.dump)
+}
+
+// must has the loop do something for an operator. otherwise is the error if it cannot.
+func (l *Loop) must(otherwise error, do func() bool) error {
+	ok, err := ask(l, 2*time.Second, do)
+	if err == nil && !ok {
+		return otherwise
 	}
-	if !running {
-		return errors.New("no generation is running")
-	}
-	return nil
+	return err
 }
 
 func (l *Loop) dump() bool {
@@ -379,20 +389,18 @@ func (l *Loop) dump() bool {
 }
 
 // View gives a picture of now.
-func (l *Loop) View(limit time.Duration) (v core.View, err error) {
-	err = l.ask(limit, func() { v = l.core.View(l.now) })
+func (l *Loop) View(limit time.Duration) (core.View, error) {
+	v, err := ask(l, limit, func() core.View { return l.core.View(l.now) })
 	v.PID, v.Loop = os.Getpid(), l.late.view()
 	return v, err
 }
 
 // Requests lists the live requests, oldest first.
-func (l *Loop) Requests(limit time.Duration) (rs []core.RequestView, err error) {
-	err = l.ask(limit, func() { rs = l.core.Requests(l.now) })
-	return rs, err
+func (l *Loop) Requests(limit time.Duration) ([]core.RequestView, error) {
+	return ask(l, limit, func() []core.RequestView { return l.core.Requests(l.now) })
 }
 
 // Story is one request's record, also after it ended; nil if it is not known.
-func (l *Loop) Story(id ident.Request, limit time.Duration) (r *core.Record, err error) {
-	err = l.ask(limit, func() { r = l.core.Story(id) })
-	return r, err
+func (l *Loop) Story(id ident.Request, limit time.Duration) (*core.Record, error) {
+	return ask(l, limit, func() *core.Record { return l.core.Story(id) })
 }

@@ -20,7 +20,7 @@ type outside struct {
 
 func (o outside) Send(rank int, m wire.Message) error { return o.gen.Send(rank, m) }
 
-func (o outside) Spawn(g ident.Generation) { go o.launch(g) }
+func (o outside) Spawn(g ident.Generation) { o.work.Go(func() { o.launch(g) }) }
 
 func (o outside) Kill() { o.gen.Kill() }
 
@@ -34,14 +34,22 @@ func (o outside) Reaped() error {
 	return gen.Close()
 }
 
-func (o outside) Token(t core.Ticket, token int32) {
+// stream is where a request's output goes, nil if nobody listens any more.
+func (o outside) stream(t core.Ticket) *Stream {
 	if s := o.streams[t]; s != nil {
+		return s
+	}
+	return o.entering
+}
+
+func (o outside) Token(t core.Ticket, token int32) {
+	if s := o.stream(t); s != nil {
 		s.push(token)
 	}
 }
 
 func (o outside) End(t core.Ticket, f request.Finish, err *fault.Error) {
-	if s := o.streams[t]; s != nil {
+	if s := o.stream(t); s != nil {
 		s.end(f, err)
 	}
 }

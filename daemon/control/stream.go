@@ -13,10 +13,10 @@ import (
 // the client, and that goroutine's wishes back. What it holds is bounded by the
 // request's token limit; the loop never waits for it.
 type Stream struct {
-	loop   *Loop
-	ticket core.Ticket // touched by the loop alone
+	loop *Loop
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex  // guards what follows
+	ticket core.Ticket // 0 until it is admitted
 	tokens []int32
 	finish request.Finish
 	err    *fault.Error
@@ -26,6 +26,15 @@ type Stream struct {
 
 func newStream(l *Loop) *Stream { return &Stream{loop: l, ring: make(chan struct{}, 1)} }
 
+// admitted gives the stream its request's name. It reports false if nobody waits for
+// it any more.
+func (s *Stream) admitted(t core.Ticket) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ticket = t
+	return !s.closed
+}
+
 func (s *Stream) push(token int32) {
 	s.mu.Lock()
 	s.tokens = append(s.tokens, token)
@@ -33,9 +42,12 @@ func (s *Stream) push(token int32) {
 	s.wake()
 }
 
+// end tells how the answer ended. The first word is the last.
 func (s *Stream) end(f request.Finish, err *fault.Error) {
 	s.mu.Lock()
-	s.finish, s.err = f, err
+	if s.finish == 0 && s.err == nil {
+		s.finish, s.err = f, err
+	}
 	s.mu.Unlock()
 	s.wake()
 }
@@ -84,13 +96,14 @@ func (s *Stream) Flushed() {
 	}
 }
 
-// Close implements api.Stream.
+// Close implements api.Stream. It is also right for a stream whose request may yet be
+// admitted: nothing comes of that then.
 func (s *Stream) Close() {
 	s.mu.Lock()
-	again := s.closed
+	again, known := s.closed, s.ticket != 0
 	s.closed = true
 	s.mu.Unlock()
-	if !again {
+	if known && !again {
 		s.loop.tell(s, request.Event{Kind: request.Closed}, "")
 	}
 }

@@ -22,6 +22,7 @@ type replica struct {
 	ranks []int          // indices of its ranks
 	pool  *pagepool.Pool // nil: it has no pages of its own
 	work  int            // prefill: tokens given and not computed; decode: sequences
+	bound int            // decode: attempts that are, or will be, sequences
 
 	step uint64          // decode: the latest step that was taken in
 	held []*wire.Step    // steps after one that has not come, in order
@@ -44,6 +45,7 @@ type attempt struct {
 
 	computed []int // of each prefill rank
 	landed   []int // of each decode rank
+	bound    bool  // counted in dst
 	joined   bool
 	starving bool // decode has no page for the next token
 	room     int  // tokens that the target lease has room for
@@ -195,6 +197,10 @@ func (c *Core) forgetWork(a *attempt) {
 	if a.t.SourceTold && len(a.computed) > 0 {
 		a.src.work -= a.tokens - a.done()
 		a.computed = nil
+	}
+	if a.bound {
+		a.bound = false
+		a.dst.bound--
 	}
 	if a.joined {
 		a.joined = false

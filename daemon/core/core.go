@@ -13,6 +13,7 @@ package core
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -151,7 +152,7 @@ type Core struct {
 	slots       [][]bool      // of each prefill replica: taken
 	attempts    map[uint64]*attempt
 	seq         uint64 // of the latest attempt
-	strikes     map[edge][]request.Instant
+	strikes     map[edge][]strike
 	evidence    request.Instant // when it was last gathered
 	evidenceFor ident.Request   // about whom
 	fenced      map[string]bool // kinds of stale messages that were told of in this generation
@@ -188,7 +189,7 @@ type live struct {
 func New(o *Options, out Outside, last ident.Generation) *Core {
 	return &Core{o: o, out: out, ranks: o.Ranks, sup: supervise.New(len(o.Ranks)), number: last,
 		requests: map[Ticket]*live{}, names: map[ident.Request]Ticket{}, attempts: map[uint64]*attempt{}, ended: newRecords(maxRecords),
-		strikes: map[edge][]request.Instant{}, ignored: map[string]int{}, fenced: map[string]bool{},
+		strikes: map[edge][]strike{}, ignored: map[string]int{}, fenced: map[string]bool{},
 		readiness: readiness{unready: fault.New(fault.NotReady, "starting"), condition: "starting"}}
 }
 
@@ -299,6 +300,16 @@ func (c *Core) suspect(r *live) bool {
 // its answer has not been taken.
 func (r *live) holds() bool {
 	return !r.hidden && r.m.State != request.Queued && r.m.State.Live() && r.m.Tries > 0
+}
+
+// tries is every attempt, oldest first. What is done to several of them at once is done
+// in this order: a map's own differs each time.
+func (c *Core) tries() []*attempt {
+	out := make([]*attempt, 0, len(c.attempts))
+	for _, seq := range slices.Sorted(maps.Keys(c.attempts)) {
+		out = append(out, c.attempts[seq])
+	}
+	return out
 }
 
 // Tell passes the wish of the one who asked: Stop, Cancel, Flushed or Closed. A

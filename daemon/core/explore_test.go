@@ -363,7 +363,7 @@ func (w *world) over() bool {
 	}
 	for _, list := range w.c.replicas {
 		for _, r := range list {
-			if r.pool != nil && r.pool.Free() != r.pool.Total() || r.work != 0 {
+			if r.pool != nil && r.pool.Free() != r.pool.Total() || r.work != 0 || r.bound != 0 {
 				return false
 			}
 		}

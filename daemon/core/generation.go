@@ -131,6 +131,13 @@ func (c *Core) Launched(now request.Instant, g ident.Generation, procs []Proc, r
 				why = c.lastWhy
 			}
 			c.out.Event(observe.GenerationBegin, fmt.Sprintf("generation %d begins:%s", g, pids), observe.Generation(g), observe.Str("pids", pids[1:]), observe.Str("processes", starts), observe.Reason(why))
+			// Ranks may say that they are ready before it is known that all were started.
+			// They count from now on: what is sent before goes nowhere.
+			for i := range c.health {
+				if c.health[i].ready {
+					c.supervise(supervise.Event{Kind: supervise.Ready})
+				}
+			}
 		}
 		if c.sup.State == supervise.Ending && len(procs) > 0 {
 			c.out.Kill()
@@ -184,7 +191,9 @@ func (c *Core) ready(rank int, backend string) {
 	}
 	c.health[rank].ready = true
 	c.health[rank].backend = backend
-	c.supervise(supervise.Event{Kind: supervise.Ready})
+	if !c.launching {
+		c.supervise(supervise.Event{Kind: supervise.Ready})
+	}
 }
 
 // announce makes the ledgers of a generation whose ranks are all ready.
@@ -277,13 +286,13 @@ func (c *Core) checkReaped() {
 	if c.sup.State != supervise.Ending || c.launching || c.exited < len(c.procs) {
 		return
 	}
-	for seq, a := range c.attempts {
+	for _, a := range c.tries() {
 		for _, lease := range []*pagepool.Lease{a.target, a.source} {
 			if lease != nil && !lease.Ended() {
 				free(lease, pagepool.Reaped)
 			}
 		}
-		delete(c.attempts, seq)
+		delete(c.attempts, a.id.Seq)
 		c.released(a, a.t.State == transfer.Draining, "reaped", "every process is gone")
 	}
 	for _, list := range c.replicas {
@@ -316,8 +325,15 @@ func (c *Core) checkReaped() {
 // edge is a prefill and a decode replica.
 type edge struct{ src, dst int }
 
-// A pair of replicas between which so many transfers failed within a minute is not
-// to be trusted: the generation is replaced.
+// strike is a transfer that failed, and whose. A request alone restarts nothing,
+// however often it is tried.
+type strike struct {
+	at request.Instant
+	of ident.Request
+}
+
+// A pair of replicas between which transfers of so many requests failed within a minute
+// is not to be trusted: the generation is replaced.
 const (
 	strikeOut    = 3
 	strikeWindow = time.Minute
@@ -327,8 +343,8 @@ const (
 func (c *Core) strike(a *attempt, k fault.Kind) {
 	c.out.TransferFailed(a.src.label(), a.dst.label(), k)
 	e := edge{a.src.Index, a.dst.Index}
-	recent := slices.DeleteFunc(c.strikes[e], func(t request.Instant) bool { return c.now > t.Add(strikeWindow) })
-	recent = append(recent, c.now)
+	recent := slices.DeleteFunc(c.strikes[e], func(s strike) bool { return s.of == a.owner || c.now > s.at.Add(strikeWindow) })
+	recent = append(recent, strike{c.now, a.owner})
 	c.strikes[e] = recent
 	if len(recent) >= strikeOut {
 		delete(c.strikes, e)

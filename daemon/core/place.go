@@ -105,11 +105,11 @@ func (c *Core) reserve(r *live) *attempt {
 	pages := c.o.Layout.Pages(tokens)
 	want := c.o.Layout.Pages(min(total+c.o.Headroom, most))
 
-	// Work counts what has begun. Among equals, what was promised before it begins
-	// decides: pages, and slots. Else all of a burst would go to the same replica.
+	// What was promised counts, though it has not begun: else all of a burst would go to
+	// the same replica.
 	var dst *replica
 	for _, d := range c.replicas[ident.Decode-1] {
-		if d.pool.Free() >= want && d.work < c.o.MaxBatch && (dst == nil || cmp.Or(cmp.Compare(d.work, dst.work), cmp.Compare(dst.pool.Free(), d.pool.Free())) < 0) {
+		if d.pool.Free() >= want && d.work < c.o.MaxBatch && (dst == nil || d.bound < dst.bound) {
 			dst = d
 		}
 	}
@@ -141,12 +141,13 @@ func (c *Core) reserve(r *live) *attempt {
 		source, _ = src.pool.Reserve(pages)
 	}
 	c.slots[src.Index][slot] = true
+	dst.bound++
 	c.seq++
 	return &attempt{
 		id: ident.Attempt{Generation: c.number, Seq: c.seq}, request: r, owner: r.spec.ID,
 		t:   transfer.New(c.o.Transport, len(src.ranks), len(dst.ranks), pages == 0),
 		src: src, dst: dst, slot: slot, target: target, source: source, pages: pages, tokens: tokens,
-		computed: make([]int, len(src.ranks)), landed: make([]int, len(dst.ranks)), room: want * c.o.Layout.PageTokens, began: c.now,
+		computed: make([]int, len(src.ranks)), landed: make([]int, len(dst.ranks)), bound: true, room: want * c.o.Layout.PageTokens, began: c.now,
 	}
 }
 
@@ -166,6 +167,7 @@ func (c *Core) grow(r *live) {
 		a.starving = false
 		return
 	}
+	has := len(a.target.Pages())
 	ps, ok := a.target.Grow(1)
 	if !ok {
 		a.starving = length >= a.room
@@ -174,7 +176,7 @@ func (c *Core) grow(r *live) {
 	}
 	a.starving = false
 	a.room += c.o.Layout.PageTokens
-	c.leader(a.dst, &wire.Grow{Attempt: a.id.Seq, Pages: ps})
+	c.leader(a.dst, &wire.Grow{Attempt: a.id.Seq, At: uint32(has), Pages: ps})
 }
 
 // feed finds pages for sequences that cannot go on without: first free ones, then
@@ -184,14 +186,18 @@ func (c *Core) feed() {
 	if !c.hungry {
 		return
 	}
-	var hungry *live
+	var starving []*live
 	for _, a := range c.attempts {
-		if !a.starving || a.request == nil {
-			continue
+		if a.starving && a.request != nil {
+			starving = append(starving, a.request)
 		}
-		c.grow(a.request)
-		if a.starving && (hungry == nil || a.request.ticket < hungry.ticket) {
-			hungry = a.request
+	}
+	slices.SortFunc(starving, arrival)
+	var hungry *live
+	for _, r := range starving {
+		c.grow(r)
+		if hungry == nil && r.attempt.starving {
+			hungry = r
 		}
 	}
 	if c.hungry = hungry != nil; !c.hungry {

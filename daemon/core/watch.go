@@ -140,7 +140,7 @@ func (c *Core) watchPages() {
 			return
 		}
 	}
-	for _, a := range c.attempts {
+	for _, a := range c.tries() {
 		c.watchDivision(a)
 		switch {
 		case a.t.State == transfer.Draining || a.t.State == transfer.Releasing && a.t.TargetMute != a.t.Target:

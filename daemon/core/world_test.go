@@ -240,7 +240,7 @@ func (c *Core) clone(out Outside) *Core {
 		d.slots[i] = slices.Clone(c.slots[i])
 	}
 	d.lately, d.verdicts, d.health = slices.Clone(c.lately), slices.Clone(c.verdicts), slices.Clone(c.health)
-	d.strikes = map[edge][]request.Instant{}
+	d.strikes = map[edge][]strike{}
 	for e, s := range c.strikes {
 		d.strikes[e] = slices.Clone(s)
 	}
@@ -436,7 +436,7 @@ func (w *world) obey(rank int) {
 		}
 	case *wire.Grow:
 		for i := range p.joined {
-			if p.joined[i].seq == m.Attempt {
+			if p.joined[i].seq == m.Attempt && int(m.At) == len(p.joined[i].pages) {
 				p.joined[i].pages = append(p.joined[i].pages, m.Pages...)
 			}
 		}

@@ -48,9 +48,10 @@ type Join struct {
 	Pages     []pagepool.Page
 }
 
-// Grow adds pages to an attempt that a decode replica runs.
+// Grow adds pages to an attempt that a decode replica runs, after the At that it has.
 type Grow struct {
 	Attempt uint64
+	At      uint32
 	Pages   []pagepool.Page
 }
 
@@ -279,8 +280,10 @@ func (m *Join) read(r *reader) {
 	m.Pages = r.pages()
 }
 
-func (m *Grow) append(b []byte) []byte { return putPages(putU64(b, m.Attempt), m.Pages) }
-func (m *Grow) read(r *reader)         { m.Attempt, m.Pages = r.u64(), r.pages() }
+func (m *Grow) append(b []byte) []byte {
+	return putPages(putU32(putU64(b, m.Attempt), m.At), m.Pages)
+}
+func (m *Grow) read(r *reader) { m.Attempt, m.At, m.Pages = r.u64(), r.u32(), r.pages() }
 
 func (m *Quiesce) append(b []byte) []byte { return putU64(b, m.Attempt) }
 func (m *Quiesce) read(r *reader)         { m.Attempt = r.u64() }

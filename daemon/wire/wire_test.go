@@ -25,7 +25,7 @@ func examples() []Message {
 		&Prefill{Attempt: 7, Target: 1, Slot: 2, Tokens: []int32{1, -1, 49151}, Src: ps, Dst: ps},
 		&Join{Attempt: 8, Prompt: 2, MaxTokens: 99, Tokens: []int32{5, 6, 7}, Stop: []int32{2}, Pages: ps,
 			Params: sample.Params{Temperature: .7, TopP: .9, TopK: -1, MinP: .1, Seed: 1 << 63, Presence: -1, Frequency: 2, Repetition: 1.1, Bias: []sample.Bias{{Token: 4, Value: -100}}}},
-		&Grow{Attempt: 8, Pages: ps},
+		&Grow{Attempt: 8, At: 3, Pages: ps},
 		&Quiesce{Attempt: 8}, &Dump{}, &Stop{},
 		&Hello{PID: 77, Revision: "abc", Layout: 1 << 60}, &Ready{Backend: "cpu"}, &Reserved{Attempt: 8},
 		&Sealed{Attempt: 8, Tokens: 64, Pages: 1, Done: true}, &Landed{Attempt: 8, Pages: 4}, &Verified{Attempt: 8},

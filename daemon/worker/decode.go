@@ -47,7 +47,7 @@ func (d *decoder) order(m wire.Message) error {
 	switch m := m.(type) {
 	case *wire.Join:
 		if d.gone.has(m.Attempt) {
-			return nil // given up before it came
+			return nil // given up before it came, or it has ended
 		}
 		n := len(m.Tokens)
 		if n == 0 || n > d.setup.Context || m.MaxTokens == 0 || int(m.Prompt) > n || len(m.Pages) > d.setup.MaxPages || d.find(m.Attempt) >= 0 {
@@ -84,6 +84,12 @@ func (d *decoder) order(m wire.Message) error {
 			return fmt.Errorf("grow of attempt %d: %w", m.Attempt, err)
 		}
 		s := d.seqs[k]
+		switch {
+		case int(m.At) < len(s.pages):
+			return nil // they are there
+		case int(m.At) > len(s.pages):
+			return fmt.Errorf("grow of attempt %d after %d pages, it has %d", m.Attempt, m.At, len(s.pages))
+		}
 		if len(s.pages)+len(m.Pages) > d.setup.MaxPages {
 			return fmt.Errorf("grow of attempt %d to %d pages, at most %d", m.Attempt, len(s.pages)+len(m.Pages), d.setup.MaxPages)
 		}
@@ -179,6 +185,7 @@ func (d *decoder) choose(s *sequence, logits kernels.Logits, i int) (int32, erro
 }
 
 func (d *decoder) end(k int) {
+	d.gone.add(d.seqs[k].attempt) // its pages are another's soon
 	d.retire = append(d.retire, d.seqs[k].attempt)
 	d.seqs = slices.Delete(d.seqs, k, k+1)
 }

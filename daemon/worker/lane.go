@@ -92,7 +92,7 @@ func (l *lane) order(m wire.Message) error {
 		l.post.send(&wire.Quiet{Attempt: m.Attempt})
 	case *wire.Expect:
 		if l.gone.has(m.Attempt) {
-			return nil
+			return nil // given up before it came, or it was taken
 		}
 		if len(m.Src) != len(m.Dst) || len(m.Src) > l.setup.MaxPages || int(m.Source) >= len(l.mem.boards) || int(m.Slot) >= l.setup.Slots {
 			return fmt.Errorf("expect of attempt %d: %d pages into %d, source %d, slot %d", m.Attempt, len(m.Src), len(m.Dst), m.Source, m.Slot)
@@ -158,6 +158,7 @@ func (l *lane) receive(r *reception) {
 		}
 	}
 	delete(l.active, r.attempt)
+	l.gone.add(r.attempt) // from now on decode writes on these pages
 	l.post.send(&wire.Verified{Attempt: r.attempt})
 }
 

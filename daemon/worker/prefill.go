@@ -40,7 +40,10 @@ func (p *prefiller) order(m wire.Message) error {
 	switch m := m.(type) {
 	case *wire.Prefill:
 		if p.gone.has(m.Attempt) {
-			return nil // given up before it came
+			return nil // given up before it came, or done
+		}
+		if slices.ContainsFunc(p.jobs, func(j *job) bool { return j.attempt == m.Attempt }) {
+			return fmt.Errorf("prefill of attempt %d, again", m.Attempt)
 		}
 		want := p.layout.Pages(len(m.Tokens))
 		if len(m.Tokens) == 0 || len(m.Src) != want || int(m.Slot) >= p.setup.Slots || want > p.setup.MaxPages {
@@ -121,14 +124,15 @@ func (p *prefiller) done(pl *plan, _ kernels.Logits) error {
 			return fmt.Errorf("prefill of attempt %d was forgotten while it ran", s.attempt)
 		}
 		if p.jobs[k].done = s.pos + len(s.tokens); s.last {
+			p.gone.add(s.attempt) // its pages are another's soon
 			p.jobs = slices.Delete(p.jobs, k, k+1)
 		}
 	}
 	return nil
 }
 
-// tombs remembers attempts that were given up, so that an order for one that
-// arrives late is refused. Attempts are never used again, and orders are not late
+// tombs remembers attempts that were given up or are over, so that an order for one
+// that arrives late, or again, is refused. Attempts are never used again, and orders are not late
 // by thousands of attempts.
 type tombs struct {
 	set   map[uint64]bool

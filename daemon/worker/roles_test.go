@@ -68,7 +68,7 @@ func TestLeadersRefuseImpossibleOrders(t *testing.T) {
 	if err := d.order(&join); err == nil {
 		t.Error("the same attempt joined twice")
 	}
-	if err := d.order(&wire.Grow{Attempt: 1, Pages: pages(0, 1, 2)}); err == nil {
+	if err := d.order(&wire.Grow{Attempt: 1, At: 2, Pages: pages(0, 1, 2)}); err == nil {
 		t.Error("grew beyond the longest sequence")
 	}
 	for _, m := range []wire.Message{&wire.Stop{}, &wire.Hello{}} {
@@ -143,10 +143,49 @@ func TestSequenceWithoutRoomWaits(t *testing.T) {
 	if pl := d.next(false); len(pl.spans) != 1 || pl.spans[0].attempt != 1 {
 		t.Fatalf("%+v", pl.spans)
 	}
-	if err := d.order(&wire.Grow{Attempt: 2, Pages: pages(5)}); err != nil {
+	if err := d.order(&wire.Grow{Attempt: 2, At: 1, Pages: pages(5)}); err != nil {
 		t.Fatal(err)
 	}
 	if pl := d.next(false); len(pl.spans) != 2 || len(pl.spans[1].pages) != 2 {
 		t.Fatalf("%+v", pl.spans)
+	}
+}
+
+// An order that comes again, when its pages may be another's, does nothing.
+func TestOrdersAreObeyedOnce(t *testing.T) {
+	p := newPrefiller(testRank(ident.Prefill))
+	job := &wire.Prefill{Attempt: 1, Tokens: []int32{1, 2, 3, 4, 5}, Src: pages(0, 1), Dst: pages(2, 3)}
+	if err := p.order(job); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.order(job); err == nil {
+		t.Error("the same attempt is computed twice at once")
+	}
+	if err := p.done(p.next(false), nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.order(job); err != nil || p.next(false) != nil {
+		t.Errorf("it is computed again after it was done: %v", err)
+	}
+
+	d := newDecoder(testRank(ident.Decode), 100)
+	join := &wire.Join{Attempt: 1, Prompt: 1, MaxTokens: 3, Tokens: []int32{1, 2, 3, 4}, Pages: pages(0)}
+	if err := d.order(join); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := d.order(&wire.Grow{Attempt: 1, At: 1, Pages: pages(5)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(d.seqs[0].pages); n != 2 {
+		t.Errorf("one page was added, and again, and it has %d", n)
+	}
+	if err := d.order(&wire.Grow{Attempt: 1, At: 3, Pages: pages(6)}); err == nil {
+		t.Error("a page was added where another is missing")
+	}
+	d.end(0)
+	if err := d.order(join); err != nil || len(d.seqs) != 0 {
+		t.Errorf("it runs again after it ended: %v", err)
 	}
 }
