@@ -772,6 +772,10 @@ func (l *fakeLane) published(r *fakeReception) int {
 func (l *fakeLane) receive(r *fakeReception, n int) {
 	g, pull := l.proc.gen, l.w.plan.transport == transfer.Pull
 	fail := func(k fault.Kind) {
+		if k == fault.EpochChanged {
+			// Whatever became of the request, this rank has not said quiet.
+			l.w.fail("I5: attempt %d: a page is another's while %s reads it", r.Attempt, l.proc.rank)
+		}
 		l.active = slices.DeleteFunc(l.active, func(o *fakeReception) bool { return o == r })
 		l.proc.sayLocked(&wire.Failed{Attempt: r.Attempt, Kind: k, Text: "a page is not the one that was sent"})
 	}
