@@ -22,11 +22,11 @@ import (
 // F17: clients leave at any time, before their answer begins and within it. They
 // take nothing with them, neither pages nor goroutines nor descriptors.
 func TestF17_ClientsLeave(t *testing.T) {
-	n := 100
+	n := 60
 	if *all {
 		n = 400
 	}
-	a := startFaulty(t, fmt.Sprintf("limits.max_queued=%d", n))
+	a := startFaulty(t, fmt.Sprintf("limits.max_queued=%d", n), `deadlines.quarantine="30s"`) // a machine with other work may take long to be quiet
 	a.all(questions)
 	a.settled()
 	before, g := a.holds(), a.gen()
@@ -235,7 +235,14 @@ func TestF23_EdgesOfARequest(t *testing.T) {
 		}
 		return p
 	}
-	placed := func() int { return len(a.events("request.state")) }
+	placed := func() (n int) {
+		for _, e := range a.events("request.state") {
+			if e.Request != "canary" {
+				n++
+			}
+		}
+		return n
+	}
 	before := placed()
 	for name, body := range map[string]map[string]any{
 		"as long as the window": {"prompt": prompt(512), "max_tokens": 1},

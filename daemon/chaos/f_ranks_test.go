@@ -326,36 +326,20 @@ func TestF33_ManyGenerations(t *testing.T) {
 		every, total = 2*time.Second, time.Minute
 	}
 	a := startFaulty(t, "restart.budget=1000", "limits.max_attempts=100")
-	qs, answers := crowd(t, 30)
+	qs, answers := crowd(t, clients())
 	a.all(qs)
 	a.settled()
 	before := a.holds()
 	end := a.oneGeneration()
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	for i := range qs {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if got := a.mustAnswer(t, qs[i]); got != answers[i] {
-					t.Errorf("answered\n%q\ninstead of\n%q", got, answers[i])
-				}
-			}
-		}()
-	}
+	quit := a.traffic(t, len(qs), func(i int) (question, func(string) bool) {
+		return qs[i], func(got string) bool { return got == answers[i] }
+	})
 	g := a.gen()
 	for t0 := time.Now(); time.Since(t0) < total; {
 		time.Sleep(every)
 		_ = a.post("/restart", "reason=again")
 	}
-	close(stop)
-	wg.Wait()
+	quit()
 	end()
 	a.waitReady()
 	if a.gen() < g+5 {

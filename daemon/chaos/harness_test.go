@@ -458,15 +458,38 @@ func (a *appliance) begin(qs []question) <-chan outcome {
 
 func exists(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
-// mustAnswer is the text of an answer; it may be called from any goroutine.
-func (a *appliance) mustAnswer(t testing.TB, q question) string {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	out, err := a.get(ctx, q)
-	if err != nil {
-		t.Errorf("%.40q: %v", q.user, err)
+// traffic has n clients ask, each again and again what ask says, until end is called
+// or the test is over.
+func (a *appliance) traffic(t testing.TB, n int, ask func(i int) (q question, right func(string) bool)) (end func()) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range n {
+		q, right := ask(i)
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				got, err := a.get(ctx, q)
+				if err != nil || !right(got.text) {
+					t.Errorf("%.40q was answered %q, %v", q.user, got.text, err)
+					return
+				}
+			}
+		}()
 	}
-	return out.text
+	end = sync.OnceFunc(func() {
+		close(stop)
+		wg.Wait()
+		cancel()
+	})
+	t.Cleanup(end)
+	return end
 }
 
 func lockThread() { runtime.LockOSThread() }
