@@ -150,7 +150,7 @@ func (w *world) launch(g ident.Generation, sink func(generation.Report)) (Genera
 // listen takes what the daemon sends to where it is for.
 func (p *fakeProc) listen() {
 	p.down.run(p.dead, func(c parcel) bool {
-		if !p.running() {
+		if !p.running(p.down.actor) {
 			return false
 		}
 		p.gen.mu.Lock()
@@ -193,11 +193,11 @@ func (p *fakeProc) live(f launchFault) {
 	if p.lane != nil {
 		p.w.goes.Go(p.lane.run)
 	}
-	if !p.sleep(p.between(time.Millisecond, 20*time.Millisecond), p.dead) || !p.running() {
+	if !p.sleep(p.between(time.Millisecond, 20*time.Millisecond), p.dead) || !p.running(p.actor) {
 		return
 	}
 	p.say(&wire.Hello{PID: uint32(p.pid)})
-	if !p.sleep(p.between(time.Millisecond, f.startsIn), p.dead) || !p.running() {
+	if !p.sleep(p.between(time.Millisecond, f.startsIn), p.dead) || !p.running(p.actor) {
 		return
 	}
 	if f.who == p.index+1 {
@@ -217,8 +217,9 @@ func (p *fakeProc) live(f launchFault) {
 	}
 }
 
-// running waits while the process is stopped; false if it is dead.
-func (p *fakeProc) running() bool {
+// running waits while the process is stopped, and then for the instant of the actor that
+// asks; false if the process is dead.
+func (p *fakeProc) running(a *actor) bool {
 	for {
 		p.gen.mu.Lock()
 		alive, frozen, thaw := p.alive, p.frozen, p.thaw
@@ -234,7 +235,7 @@ func (p *fakeProc) running() bool {
 		case <-p.dead:
 			return false
 		}
-		if !p.sleep(0, p.dead) {
+		if !a.sleep(0, p.dead) {
 			return false
 		}
 	}
@@ -415,7 +416,7 @@ func (r *fakeReplica) run() {
 				return
 			}
 		}
-		if !r.sleep(r.between(0, 200*time.Microsecond), lead.dead) || !lead.running() {
+		if !r.sleep(r.between(0, 200*time.Microsecond), lead.dead) || !lead.running(r.actor) {
 			return
 		}
 		r.gen.mu.Lock()
@@ -487,7 +488,7 @@ func (r *fakeReplica) together() bool {
 		case stuck && p != lead || r.hung:
 			<-lead.dead
 			return false
-		case p.running():
+		case p.running(r.actor):
 			i++
 		case p == lead:
 			return false
@@ -714,7 +715,7 @@ func (l *fakeLane) run() {
 		case <-look:
 		case <-dead:
 		}
-		if !l.sleep(l.between(0, 100*time.Microsecond), dead) || !l.proc.running() {
+		if !l.sleep(l.between(0, 100*time.Microsecond), dead) || !l.proc.running(l.actor) {
 			return
 		}
 		g.mu.Lock()
@@ -744,7 +745,7 @@ func (l *fakeLane) run() {
 			if n == r.have {
 				continue
 			}
-			if d := l.w.plan.copying(l, r.have, n-r.have); d > 0 && (!l.sleep(d, dead) || !l.proc.running()) {
+			if d := l.w.plan.copying(l, r.have, n-r.have); d > 0 && (!l.sleep(d, dead) || !l.proc.running(l.actor)) {
 				return
 			}
 			g.mu.Lock()

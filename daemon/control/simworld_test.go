@@ -391,10 +391,22 @@ func (c *client) run() {
 		defer stop()
 	}
 	defer cancel()
+	past, over := context.WithCancel(context.Background())
+	over()
 	for {
 		out, err := s.Next(ctx)
 		if err != nil { // it is time to leave
 			ctx = context.Background()
+		} else {
+			// How much of what was said at one instant Next gives at once is up to the
+			// scheduler. At the next instant all of it is there.
+			c.sleep(0, nil)
+			if !out.Ended() {
+				if more, err := s.Next(past); err == nil {
+					more.Tokens = append(out.Tokens, more.Tokens...)
+					out = more
+				}
+			}
 		}
 		if now := c.w.now(); len(out.Tokens) > 0 {
 			if c.first == 0 {
