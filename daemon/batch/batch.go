@@ -7,8 +7,9 @@ package batch
 import "slices"
 
 // BusyChunk is the number of tokens of a prefill step while decode wants the same
-// cores. A running stream then waits for that many tokens at most, a few tens of
-// milliseconds on two cores, at the cost of a few per cent of prefill's speed.
+// cores, or several prompts wait. A running stream then waits for that many tokens at
+// most, a few tens of milliseconds on two cores, at the cost of a few per cent of
+// prefill's speed; and the first of many prompts does not wait for a step of all.
 const BusyChunk = 64
 
 // Prefill shares a budget of tokens among prompts. left is what each still needs,

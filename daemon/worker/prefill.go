@@ -89,7 +89,7 @@ func (p *prefiller) next(busy bool) *plan {
 		return nil
 	}
 	budget := min(p.setup.Chunk, p.setup.MaxRows)
-	if busy {
+	if busy || len(p.jobs) > 1 { // with several prompts, the first should not wait for a step of all
 		budget = min(budget, batch.BusyChunk)
 	}
 	n := min(len(p.jobs), maxPrefillSpans)
