@@ -132,6 +132,8 @@ CUresult put(Stream *s, Op op);
 // drain waits until s has done all, or its context has ended, and returns the context's fault.
 CUresult drain(Stream *s);
 CUresult drainAll(Device *d);
+// finish waits until s has done or skipped all, even if the context ends meanwhile.
+CUresult finish(Stream *s);
 // ready refuses to ask or to wait for a stream that records.
 CUresult ready(Stream *s);
 // pause is a step of waiting in a stream. False: the context has ended.

@@ -149,6 +149,12 @@ CUresult drain(Stream *s) {
   return health(d);
 }
 
+CUresult finish(Stream *s) {
+  std::unique_lock<std::mutex> l(s->m);
+  s->changed.wait(l, [&] { return s->queue.empty() && !s->busy; });
+  return health(s->d);
+}
+
 CUresult drainAll(Device *d) {
   std::vector<Stream *> all;
   {
@@ -451,13 +457,13 @@ void copy(Device *d, uintptr_t to, uintptr_t from, size_t n, Host host) {
 
 } // namespace
 
-// Host memory of the caller's: used before these return, so waiting for the stream is what they are.
+// The caller's memory is the caller's again when these return, so they return only then.
 API cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t n) {
   ENTER(d)
   if (!known(to)) return invalid;
   Stream *s = stream(d, nullptr);
   if (CUresult r = put(s, {(void *)cuMemcpyHtoD_v2, [=] { copy(d, to, (uintptr_t)from, n, source); }})) return r;
-  return drain(s);
+  return finish(s);
 }
 
 API cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t n) {
@@ -465,7 +471,7 @@ API cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t n) {
   if (!known(from)) return invalid;
   Stream *s = stream(d, nullptr);
   if (CUresult r = put(s, {(void *)cuMemcpyDtoH_v2, [=] { copy(d, (uintptr_t)to, from, n, target); }})) return r;
-  return drain(s);
+  return finish(s);
 }
 
 API cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream h) {
