@@ -73,6 +73,7 @@ var allowed = map[string]string{
 	"daemon":        "*",
 	"packaging/gen": "daemon/cli daemon/config daemon/observe",
 	"scripts/bench": "kernels/cpu/roof model/family",
+	"scripts/sim":   "gpu/sim",
 }
 
 // pure packages may not import what would make their decisions depend on anything

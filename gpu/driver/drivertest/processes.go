@@ -67,8 +67,6 @@ func (c *child) hear() string {
 	return strings.TrimSpace(line)
 }
 
-func (c *child) say(line string) { fmt.Fprintln(c.in, line) }
-
 // export is a writer: it fills memory, records an event, and hands both over: memory by a descriptor over
 // the socket that is descriptor 3, or by name. Then it waits to be killed.
 func export(d driver.Driver, in *bufio.Reader, vmm bool) error {

@@ -14,28 +14,32 @@ import (
 	"tandem/gpu/sim"
 )
 
-// simulated is the path of the simulated driver. Its machine is box; children have the same.
-var (
-	simulated string
-	box       *sim.Box
-)
+// underTest is the driver under test: the simulated one, unless TANDEM_TEST_CUDA names another, such as
+// libcuda.so.1.
+var underTest = os.Getenv("TANDEM_TEST_CUDA")
 
 func TestMain(m *testing.M) {
-	os.Exit(func() int {
-		if err := setUp(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		return drivertest.Main(m, open)
-	}())
+	dir, err := os.MkdirTemp("", "box")
+	if err == nil {
+		err = setUp(dir)
+	}
+	status := 1
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	} else {
+		status = drivertest.Main(m, open)
+	}
+	os.RemoveAll(dir)
+	os.Exit(status)
 }
 
-func setUp() (err error) {
-	if simulated, err = sim.Library(); err != nil {
-		return err
+// setUp makes a machine of simulated cards. Children of tests find it in the environment.
+func setUp(dir string) (err error) {
+	if underTest != "" {
+		return nil
 	}
-	if os.Getenv("CUSIM_CONTROL") != "" {
-		return nil // a child: all is in the environment
+	if underTest, err = sim.Library(); err != nil {
+		return err
 	}
 	root, err := sim.Root()
 	if err != nil {
@@ -45,20 +49,24 @@ func setUp() (err error) {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp("", "box")
+	box, err := sim.NewBox(filepath.Join(dir, "box"))
 	if err != nil {
 		return err
 	}
-	f.Close()
-	if box, err = sim.NewBox(f.Name()); err != nil {
-		return err
-	}
-	os.Setenv("CUSIM_CONTROL", f.Name())
+	os.Setenv("CUSIM_CONTROL", box.Path())
 	os.Setenv("CUSIM_KERNELS", kernels)
+	os.Setenv("TANDEM_TEST_CUDA", underTest)
 	return nil
 }
 
-func open() (driver.Driver, error) { return Open(Options{Library: simulated}) }
+func open() (driver.Driver, error) { return Open(Options{Library: underTest}) }
+
+// simulated skips a test that a card cannot be asked for.
+func simulated(t *testing.T) {
+	if os.Getenv("CUSIM_CONTROL") == "" {
+		t.Skip("the driver is not the simulated one")
+	}
+}
 
 func TestSuite(t *testing.T) { drivertest.Run(t, open) }
 

@@ -18,6 +18,12 @@ thread_local Device *current;
 namespace {
 
 std::atomic<bool> initialized;
+
+long number(const char *name, long fallback) {
+  const char *e = getenv(name);
+  return e && *e ? atol(e) : fallback;
+}
+
 const char *const uuidFormat = "GPU-c0510000-0000-4000-8000-%012x";
 
 // visible is the cards that CUDA_VISIBLE_DEVICES leaves, in its order: numbers or UUIDs, up to the first that
@@ -63,6 +69,8 @@ bool canReach(int from, int to) { return from != to && !box->device[from].noPeer
 
 } // namespace
 
+int driverVersion() { return number("CUSIM_VERSION", 13000); }
+
 Device *deviceOfCard(int card) {
   for (Device *d : devices)
     if (d->card == card) return d;
@@ -99,13 +107,8 @@ API cuInit(unsigned flags) {
   if (flags) return invalid;
   Lock l(tables);
   if (initialized) return success;
-  auto number = [](const char *name, long fallback) {
-    const char *e = getenv(name);
-    return e && *e ? atol(e) : fallback;
-  };
   machine.devices = number("CUSIM_DEVICES", 8);
   machine.memory = number("CUSIM_MEMORY", 96l << 30);
-  machine.version = number("CUSIM_VERSION", 13000);
   int arch = number("CUSIM_ARCH", 120);
   machine.major = arch / 10;
   machine.minor = arch % 10;
@@ -121,8 +124,7 @@ API cuInit(unsigned flags) {
 }
 
 API cuDriverGetVersion(int *version) {
-  const char *e = getenv("CUSIM_VERSION");
-  *version = e && *e ? atoi(e) : machine.version;
+  *version = driverVersion();
   return success;
 }
 

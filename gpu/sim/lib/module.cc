@@ -161,7 +161,7 @@ CUresult parse(const char *text, Module *m, std::string &said) {
       version = true;
       int major = atoi(r.word.c_str()), minor = atoi(strchr(r.word.c_str(), '.') ? strchr(r.word.c_str(), '.') + 1 : "0");
       // CUDA 12.n reads PTX 8.n, and 13.n reads 9.n.
-      int most = (machine.version / 1000 - 4) * 10 + machine.version % 1000 / 10;
+      int most = (driverVersion() / 1000 - 4) * 10 + driverVersion() % 1000 / 10;
       if (major * 10 + minor > most) {
         said = "ptxas application ptx input, line 1; fatal   : Unsupported .version " + r.word + "; current version is '" + std::to_string(most / 10) + "." + std::to_string(most % 10) + "'";
         return ptxTooNew;

@@ -49,10 +49,11 @@ struct Device {
 };
 
 struct Machine {
-  int devices = 8, major = 12, minor = 0, version = 13000;
+  int devices = 8, major = 12, minor = 0;
   size_t memory = 96ull << 30;
 };
 extern Machine machine;
+int driverVersion();
 extern std::vector<Device *> &devices; // by ordinal
 Device *deviceOfCard(int card);
 
