@@ -21,6 +21,7 @@ var allowed = map[string]string{
 
 	"gpu/driver":            "",
 	"gpu/driver/nvidia":     "gpu/driver",
+	"gpu/driver/gorgonia":   "gpu/driver gpu/driver/nvidia",
 	"gpu/driver/drivertest": "gpu/driver",
 	"gpu/sim":               "",
 
