@@ -24,6 +24,9 @@ var allowed = map[string]string{
 	"gpu/driver/gorgonia":   "gpu/driver gpu/driver/nvidia",
 	"gpu/driver/drivertest": "gpu/driver",
 	"gpu/sim":               "",
+	"gpu/nvml":              "",
+	"gpu/nvml/gonvml":       "gpu/nvml",
+	"gpu/nvml/nvmltest":     "gpu/nvml",
 
 	"kernels":            "",
 	"kernels/half":       "",
