@@ -19,6 +19,15 @@ var allowed = map[string]string{
 	"gpu/pagepool": "",
 	"gpu/share":    "",
 
+	"gpu/driver":            "",
+	"gpu/driver/nvidia":     "gpu/driver",
+	"gpu/driver/gorgonia":   "gpu/driver gpu/driver/nvidia",
+	"gpu/driver/drivertest": "gpu/driver",
+	"gpu/sim":               "",
+	"gpu/nvml":              "",
+	"gpu/nvml/gonvml":       "gpu/nvml",
+	"gpu/nvml/nvmltest":     "gpu/nvml",
+
 	"kernels":            "",
 	"kernels/half":       "",
 	"kernels/quant":      "kernels kernels/half",
@@ -68,6 +77,7 @@ var allowed = map[string]string{
 	"daemon":        "*",
 	"packaging/gen": "daemon/cli daemon/config daemon/observe",
 	"scripts/bench": "kernels/cpu/roof model/family",
+	"scripts/sim":   "gpu/sim",
 }
 
 // pure packages may not import what would make their decisions depend on anything
