@@ -113,7 +113,7 @@ func TestMutants(t *testing.T) {
 			if err != nil {
 				t.Fatalf("does not build: %v\n%s", err, out)
 			}
-			run := exec.Command(bin, "-test.run", "^(TestExplore|TestWander|TestRace|TestPoison)", "-test.failfast", "-mutant", "-", "-explore.states", "30000", "-test.timeout", "5m")
+			run := exec.Command(bin, "-test.run", "^(TestExplore|TestWander|TestRace|TestPoison)", "-test.failfast", "-mutant", "-", "-explore.states", "15000", "-test.timeout", "5m")
 			out, err = run.CombinedOutput()
 			if err == nil {
 				t.Fatalf("the explorer finds nothing wrong with: %s", m.name)
