@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -188,7 +189,7 @@ func TestF29_NoDescriptors(t *testing.T) {
 	a := startFaulty(t, `restart.backoff_max="300ms"`)
 	failures := func() (n int) {
 		// Of a file, a memory or a socket: whichever was wanted next.
-		for _, e := range append(a.events("worker.exit"), a.events("state.failed")...) {
+		for _, e := range slices.Concat(a.events("worker.exit"), a.events("state.failed"), a.events("generation.failed")) {
 			if strings.Contains(e.Msg, "too many open files") {
 				n++
 			}

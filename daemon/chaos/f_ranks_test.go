@@ -26,7 +26,7 @@ var pull = []string{`kv.transport="pull"`, "restart.budget=1000"}
 func TestF01_DecodeStoppedWhileTransferring(t *testing.T) {
 	a := startFaulty(t, append(pull, `deadlines.progress="700ms"`)...)
 	before := a.gen()
-	a.inject("at=take rank=decode ms=15 do=late") // so that many are under way at once
+	a.inject("at=take rank=decode ms=50 do=late") // so that many are under way at once
 	a.storm(t, "transferring", 3, func() {
 		a.signal("decode/0.0", syscall.SIGSTOP)
 		a.calm()
