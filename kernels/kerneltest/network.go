@@ -379,10 +379,10 @@ func RankPages() int { return pagesOf(RankOptions()) }
 func Rank(d Device, b kernels.Backend, rank int, units [][]byte) (map[string][][]float64, error) {
 	_, run := traced(0)
 	e := &execution{d: d, packed: map[string]kernels.Packed{}, out: results{}}
-	if err := b.OpenKV(units); err != nil {
+	if err := b.OpenKV(kernels.HostUnits(units)); err != nil {
 		return nil, err
 	}
-	return e.out, run(&kit{Backend: b, rank: rank, units: units, run: e})
+	return e.out, run(&kit{Backend: b, rank: rank, run: e})
 }
 
 // SameBits fails unless two traces are equal bit for bit.
