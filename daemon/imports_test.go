@@ -19,6 +19,11 @@ var allowed = map[string]string{
 	"gpu/pagepool": "",
 	"gpu/share":    "",
 
+	"gpu/driver":            "",
+	"gpu/driver/nvidia":     "gpu/driver",
+	"gpu/driver/drivertest": "gpu/driver",
+	"gpu/sim":               "",
+
 	"kernels":            "",
 	"kernels/half":       "",
 	"kernels/quant":      "kernels kernels/half",
