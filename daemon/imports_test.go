@@ -31,6 +31,7 @@ var allowed = map[string]string{
 	"kernels/kerneltest": "kernels kernels/half kernels/quant kernels/ref",
 	"kernels/cpu":        "kernels kernels/half kernels/quant gpu/hostmem gpu/hostsync",
 	"kernels/cpu/roof":   "",
+	"kernels/cuda":       "kernels kernels/quant gpu/driver",
 
 	"model":                    "kernels",
 	"model/token":              "",
