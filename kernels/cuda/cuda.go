@@ -65,7 +65,8 @@ type Options struct {
 type Backend struct {
 	ctx      driver.Context
 	stream   driver.Stream
-	code     *module
+	code     *module // of what touches no weights of many formats
+	formats  map[kernels.Type]*module
 	shape    kernels.Shape
 	team     kernels.Team
 	progress *atomic.Uint64
@@ -296,6 +297,9 @@ func (b *Backend) Close() error {
 	}
 	for _, p := range b.memory {
 		note(b.ctx.Free(p))
+	}
+	for _, m := range b.formats {
+		note(m.close())
 	}
 	if b.code != nil {
 		note(b.code.close())

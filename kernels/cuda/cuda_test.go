@@ -21,6 +21,7 @@ func open(t testing.TB) driver.Driver {
 	t.Helper()
 	opened.Do(func() {
 		library := os.Getenv("TANDEM_CUDA_DRIVER")
+		onCard = library != ""
 		if library == "" {
 			var err error
 			if library, err = sim.Library(); err == nil {
@@ -38,6 +39,9 @@ func open(t testing.TB) driver.Driver {
 	}
 	return opened.d
 }
+
+// onCard says that the driver is not the simulated one.
+var onCard bool
 
 var opened struct {
 	sync.Once

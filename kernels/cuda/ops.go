@@ -14,8 +14,23 @@ func mustMatch(what string, got, want int) {
 	}
 }
 
-// suffix is how the kernels of a format are named.
-func suffix(t kernels.Type) string { return "_" + strings.ToLower(t.String()) }
+// launchFor queues a kernel of a format: NAME_FORMAT of the source linear_FORMAT,
+// which is loaded when it is first needed.
+func launchFor[T any](b *Backend, t kernels.Type, name string, blocks [3]int, threads int, p *T) error {
+	suffix := strings.ToLower(t.String())
+	m := b.formats[t]
+	if m == nil {
+		var err error
+		if m, err = load(b.ctx, "linear_"+suffix); err != nil {
+			return err
+		}
+		if b.formats == nil {
+			b.formats = map[kernels.Type]*module{}
+		}
+		b.formats[t] = m
+	}
+	return launch(m, b.stream, name+"_"+suffix, blocks, threads, p)
+}
 
 func over(n, by int) int { return (n + by - 1) / by }
 
@@ -47,7 +62,7 @@ func (b *Backend) Embed(x kernels.Buffer, table kernels.Matrix, batch *kernels.B
 		return nil
 	}
 	p := embedParams{x: b.own(v), table: w, tokens: b.meta.tokens, ld: int32(v.ld), cols: int32(m.Cols)}
-	return b.fail(launch(b.code, b.stream, "embed"+suffix(m.Type), [3]int{1, batch.Rows(), 1}, 256, &p))
+	return b.fail(launchFor(b, m.Type, "embed", [3]int{1, batch.Rows(), 1}, 256, &p))
 }
 
 // Norm implements kernels.Backend. Every rank does all of it.
@@ -95,7 +110,7 @@ func (b *Backend) product(p linearParams, m *matrix, lo, hi, rows int) error {
 	case rows <= few:
 		name, grid, threads = "linear_few", [3]int{over(hi-lo, 8), over(rows, 4), 1}, 256
 	}
-	return b.fail(launch(b.code, b.stream, name+suffix(m.Type), grid, threads, &p))
+	return b.fail(launchFor(b, m.Type, name, grid, threads, &p))
 }
 
 // Linear implements kernels.Backend.

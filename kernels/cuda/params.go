@@ -81,8 +81,8 @@ type pageCopyParams struct {
 }
 
 type pageDigestParams struct {
-	digests, from, list, seeds, secret, sums driver.Ptr
-	bytes                                    uint64
+	digests, from, list, seeds, sums driver.Ptr
+	bytes                            uint64
 }
 
 func bytesOf[T any](p *T) []byte {

@@ -13,7 +13,7 @@ import (
 //go:embed ptx/*.ptx
 var ptx embed.FS
 
-// Image is the PTX of one of the sources (llama, pages, gemm, oneop) for a device.
+// Image is the PTX of one of the sources (llama, linear_q4_0, pages, …) for a device.
 func Image(source string, d driver.Device) ([]byte, error) {
 	target := "sm_90"
 	switch {

@@ -127,3 +127,29 @@ template <int T> RT_FN void many(const Linear &p) {
     }
   }
 }
+
+// embed sets row y of x to the table's row of its token. 256 threads; grid (1, rows).
+struct Embed {
+  float *x;
+  const u8 *table;
+  const int *tokens;
+  int ld, cols;
+};
+template <int T> RT_FN void embed_rows(const Embed &p) {
+  u32 row = rt_bid_y();
+  const u8 *w = p.table + (u64)(u32)p.tokens[row] * Format<T>::row_bytes(p.cols);
+  for (u32 b = rt_tid(); b < (u32)p.cols / 32; b += 256) {
+    float x[32];
+    Format<T>::block(x, w, p.cols, b);
+    RT_UNROLL
+    for (u32 k = 0; k < 32; k++) p.x[(u64)row * p.ld + b * 32 + k] = x[k];
+  }
+}
+
+// FORMAT makes the kernels of one format, in a source of its own: a driver compiles
+// what a model needs and no more.
+#define FORMAT(name, T)                                                                          \
+  RT_KERNEL(embed_##name, 256)(Embed p) { embed_rows<T>(p); } RT_EXPORT(embed_##name)            \
+  RT_KERNEL(linear_one_##name, 256)(Linear p) { few<T, 1>(p); } RT_EXPORT(linear_one_##name)     \
+  RT_KERNEL(linear_few_##name, 256)(Linear p) { few<T, 4>(p); } RT_EXPORT(linear_few_##name)     \
+  RT_KERNEL(linear_many_##name, 128)(Linear p) { many<T>(p); } RT_EXPORT(linear_many_##name)

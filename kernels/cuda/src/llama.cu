@@ -1,33 +1,7 @@
-// The operations of kernels.Backend for the Llama family, in float32. Each kernel
-// takes one structure. No result depends on the shape of the grid.
+// The operations of kernels.Backend for the Llama family that do not touch weights of
+// many formats, in float32. Each kernel takes one structure. No result depends on the
+// shape of the grid.
 #include "attend.h"
-#include "linear.h"
-
-// embed sets row y of x to the table's row of its token. 256 threads; grid (1, rows).
-struct Embed {
-  float *x;
-  const u8 *table;
-  const int *tokens;
-  int ld, cols;
-};
-template <int T> RT_FN void embed(const Embed &p) {
-  u32 row = rt_bid_y();
-  const u8 *w = p.table + (u64)(u32)p.tokens[row] * Format<T>::row_bytes(p.cols);
-  for (u32 b = rt_tid(); b < (u32)p.cols / 32; b += 256) {
-    float x[32];
-    Format<T>::block(x, w, p.cols, b);
-    RT_UNROLL
-    for (u32 k = 0; k < 32; k++) p.x[(u64)row * p.ld + b * 32 + k] = x[k];
-  }
-}
-
-#define FORMATS(F) F(f32, F32) F(f16, F16) F(bf16, BF16) F(q4_0, Q4_0) F(q4_1, Q4_1) F(q8_0, Q8_0) F(q6_k, Q6_K)
-#define KERNELS(name, T)                                                                             \
-  RT_KERNEL(embed_##name, 256)(Embed p) { embed<T>(p); } RT_EXPORT(embed_##name)                     \
-  RT_KERNEL(linear_one_##name, 256)(Linear p) { few<T, 1>(p); } RT_EXPORT(linear_one_##name)         \
-  RT_KERNEL(linear_few_##name, 256)(Linear p) { few<T, 4>(p); } RT_EXPORT(linear_few_##name)         \
-  RT_KERNEL(linear_many_##name, 128)(Linear p) { many<T>(p); } RT_EXPORT(linear_many_##name)
-FORMATS(KERNELS)
 
 // norm sets row i of a to RMSNorm(x_r)·w, where r is rows[i], or i without rows.
 // 256 threads; grid (rows). The sum of squares is a fixed tree over 256 strides.

@@ -26,15 +26,23 @@ RT_EXPORT(page_copy)
 struct PageDigest {
   u64 *digests;
   const u8 *from;
-  const u32 *list;    // page numbers
-  const u64 *seeds;   // of each
-  const u64 *secret;  // the 192 bytes of the default one
-  u64 *sums;          // [pages][groups of 16 stripes, rounded up][8]
+  const u32 *list;   // page numbers
+  const u64 *seeds;  // of each
+  u64 *sums;         // [pages][groups of 16 stripes, rounded up][8]
   u64 bytes;
 };
 static const u64 kPrime32_1 = 0x9E3779B1, kPrime32_2 = 0x85EBCA77, kPrime32_3 = 0xC2B2AE3D;
 static const u64 kPrime64_1 = 0x9E3779B185EBCA87, kPrime64_2 = 0xC2B2AE3D27D4EB4F, kPrime64_3 = 0x165667B19E3779F9,
                  kPrime64_4 = 0x85EBCA77C2B2AE63, kPrime64_5 = 0x27D4EB2F165667C5;
+
+// The default secret, 192 bytes.
+RT_CONST u64 kSecret[24] = {
+    0xbe4ba423396cfeb8, 0x1cad21f72c81017c, 0xdb979083e96dd4de, 0x1f67b3b7a4a44072,
+    0x78e5c0cc4ee679cb, 0x2172ffcc7dd05a82, 0x8e2443f7744608b8, 0x4c263a81e69035e0,
+    0xcb00c391bb52283c, 0xa32e531b8b65d088, 0x4ef90da297486471, 0xd8acdea946ef1938,
+    0x3f349ce33f76faa8, 0x1d4f0bc7c7bbdcf9, 0x3159b4cd4be0518a, 0x647378d9c97e9fc8,
+    0xc3ebd33483acc5ea, 0xeb6313faffa081c5, 0x49daf0b751dd0d17, 0x9e68d429265516d3,
+    0xfca1477d58be162b, 0xce31d07ad1b8f88f, 0x280416958f3acb45, 0x7e404bbbcafbd7af};
 
 RT_FN u64 fold64(u64 a, u64 b) { return (a * b) ^ rt_mulhi(a, b); }
 
@@ -43,7 +51,7 @@ RT_KERNEL(page_digest, 256)(PageDigest p) {
   RT_SMEM(u64, acc, 8);
   u32 t = rt_tid(), page = rt_bid();
   u64 seed = p.seeds[page];
-  if (t < 24) secret[t] = p.secret[t] + (t % 2 ? 0 - seed : seed);
+  if (t < 24) secret[t] = kSecret[t] + (t % 2 ? 0 - seed : seed);
   rt_sync();
   const u64 *x = (const u64 *)(p.from + p.list[page] * p.bytes);
   u64 stripes = (p.bytes - 1) / 64;  // but for the last 64 bytes, which are taken otherwise
