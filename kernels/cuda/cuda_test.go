@@ -1,65 +1,15 @@
 package cuda_test
 
 import (
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 
 	"tandem/gpu/driver"
-	"tandem/gpu/driver/nvidia"
-	"tandem/gpu/sim"
 	"tandem/kernels"
 	"tandem/kernels/cuda"
+	"tandem/kernels/cuda/cudatest"
 	"tandem/kernels/kerneltest"
 )
-
-// open opens the driver under test: the one that TANDEM_CUDA_DRIVER names
-// ("libcuda.so.1" on a machine with cards), or the simulated one with the host build
-// of our kernels.
-func open(t testing.TB) driver.Driver {
-	t.Helper()
-	opened.Do(func() {
-		library := os.Getenv("TANDEM_CUDA_DRIVER")
-		onCard = library != ""
-		if library == "" {
-			var err error
-			if library, err = sim.Library(); err == nil {
-				err = hostKernels()
-			}
-			if err != nil {
-				opened.err = err
-				return
-			}
-		}
-		opened.d, opened.err = nvidia.Open(nvidia.Options{Library: library})
-	})
-	if opened.err != nil {
-		t.Fatal(opened.err)
-	}
-	return opened.d
-}
-
-// onCard says that the driver is not the simulated one.
-var onCard bool
-
-var opened struct {
-	sync.Once
-	d   driver.Driver
-	err error
-}
-
-// hostKernels builds the host library of all kernels and names it to the simulation.
-func hostKernels() error {
-	sources, _ := filepath.Glob("src/*.cu")
-	headers, _ := filepath.Glob("src/*.h")
-	more, _ := filepath.Glob("host/*.h")
-	path, err := sim.Kernels("libkernels.so", append(sources, "host/rt_host.cc"), append(headers, more...), "-fno-strict-aliasing", "-Wno-unused-function")
-	if err != nil {
-		return err
-	}
-	return os.Setenv("CUSIM_KERNELS", path)
-}
 
 func options(d driver.Driver, o kerneltest.Options) cuda.Options {
 	return cuda.Options{Driver: d, Device: o.Team.Rank % len(d.Devices()), Shape: o.Shape, Rope: o.Rope, Team: o.Team}
@@ -113,5 +63,5 @@ func device(t testing.TB, d driver.Driver, teams ...int) kerneltest.Device {
 }
 
 func TestKernels(t *testing.T) {
-	kerneltest.Run(t, device(t, open(t), 1, 2, 3))
+	kerneltest.Run(t, device(t, cudatest.Driver(t), 1, 2, 3))
 }

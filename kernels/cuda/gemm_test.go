@@ -10,6 +10,7 @@ import (
 
 	"tandem/gpu/driver"
 	"tandem/kernels/cuda"
+	"tandem/kernels/cuda/cudatest"
 )
 
 // Number formats, from their definitions.
@@ -154,7 +155,7 @@ func TestTensorCoreProducts(t *testing.T) {
 						want, size = want+p, size+math.Abs(p)
 					}
 					limit := alpha * size * 0x1p-24 * float64(depth/c.steps+2)
-					if onCard {
+					if cudatest.OnCard() {
 						limit *= inside
 					}
 					if e := math.Abs(float64(got[i]) - alpha*want); !(e <= limit) {
@@ -238,7 +239,7 @@ func TestInstructionsTakeFragmentsAsTheISASays(t *testing.T) {
 				lane, reg := i/4, i%4
 				at := (lane>>2+reg>>1*8)*8 + lane%4*2 + reg&1
 				limit := size[at] * 0x1p-23
-				if onCard {
+				if cudatest.OnCard() {
 					limit *= inside
 				}
 				if e := math.Abs(float64(got) - want[at]); !(e <= limit) {

@@ -8,12 +8,13 @@ import (
 	"tandem/gpu/driver"
 	"tandem/gpu/share"
 	"tandem/kernels/cuda"
+	"tandem/kernels/cuda/cudatest"
 )
 
 // card is the context of a device until the test ends.
 func card(t testing.TB, ordinal int) driver.Context {
 	t.Helper()
-	ctx, err := open(t).Open(ordinal)
+	ctx, err := cudatest.Driver(t).Open(ordinal)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +105,7 @@ func TestDigestIsThatOfShare(t *testing.T) {
 }
 
 func TestPagesAreCopiedBetweenCards(t *testing.T) {
-	if len(open(t).Devices()) < 2 {
+	if len(cudatest.Driver(t).Devices()) < 2 {
 		t.Skip("there is one card")
 	}
 	a, b := card(t, 0), card(t, 1)

@@ -116,6 +116,10 @@ struct Machine {
   std::vector<Warp> warps;
   std::vector<u32> order, next;
   u32 threads = 0, block[3] = {}, live = 0, arrived = 0, current = 0;
+  // To TSan barriers release and acquire two gates in turn: who leaves one late must
+  // not seem to be ordered after those who are on their way to the next.
+  u32 barriers = 0;
+  u8 gates[2] = {};
   void *host = nullptr, *host_tsan = nullptr, *host_fake = nullptr;
   const void *host_bottom = nullptr;
   size_t host_size = 0;
@@ -173,8 +177,11 @@ static void give_way(bool dying) {
   fail(kLaunchFailed, text);
 }
 
+static u8 *gate() { return &M->gates[M->barriers & 1]; }
+
 static void open_barrier() {
   M->arrived = 0;
+  M->barriers++;
   for (u32 i = 0; i < M->threads; i++)
     if (M->fibers[i].state == kAtBarrier) M->fibers[i].state = kReady;
 }
@@ -204,7 +211,7 @@ static void finish() {
   f.ends.clear();
   f.state = kDone;
   M->live--;
-  if (__tsan_release) __tsan_release(M);
+  if (__tsan_release) __tsan_release(gate());
   if (!M->live) to_host();
   if (M->arrived == M->live) open_barrier();
   give_way(true);
@@ -289,7 +296,10 @@ static void run_block(u32 bytes) {
   if (__tsan_switch_to_fiber) __tsan_switch_to_fiber(M->fibers[M->current].tsan, 1);
   rt_switch(&M->host, M->fibers[M->current].sp);
   if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(M->host_fake, nullptr, nullptr);
-  if (__tsan_acquire) __tsan_acquire(M);
+  if (__tsan_acquire) {
+    __tsan_acquire(&M->gates[0]);
+    __tsan_acquire(&M->gates[1]);
+  }
   if (__tsan_destroy_fiber)
     for (u32 i = 0; i < M->threads; i++) __tsan_destroy_fiber(M->fibers[i].tsan);
   if (__asan_unpoison_memory_region) __asan_unpoison_memory_region(M->dynamic, room);
@@ -346,14 +356,15 @@ void rt_h_poison(void *p, size_t n) {
 }
 
 void rt_h_sync() {
-  if (__tsan_release) __tsan_release(M);
+  u8 *g = gate();
+  if (__tsan_release) __tsan_release(g);
   if (++M->arrived == M->live) {
     open_barrier();
   } else {
     self().state = kAtBarrier;
     give_way(false);
   }
-  if (__tsan_acquire) __tsan_acquire(M);
+  if (__tsan_acquire) __tsan_acquire(g);
 }
 
 void rt_h_warp(Op op, const u32 *in, u32 ni, u32 *out, u32 no) {
@@ -362,19 +373,20 @@ void rt_h_warp(Op op, const u32 *in, u32 ni, u32 *out, u32 no) {
   if (w.arrived == 0) w.op = op;
   else if (w.op != op) fail(kLaunchFailed, "warp divergence: lanes of one warp are in different collective instructions");
   for (u32 i = 0; i < ni; i++) w.in[slot][lane][i] = in[i];
-  if (__tsan_release) __tsan_release(&w);
+  void *g = &w.in[slot];  // as with gates
+  if (__tsan_release) __tsan_release(g);
   if (++w.arrived == 32) {
-    if (__tsan_acquire) __tsan_acquire(&w);
+    if (__tsan_acquire) __tsan_acquire(g);
     op(w.in[slot], w.out[slot]);
     w.arrived = 0;
     for (u32 i = M->current & ~31u, end = i + 32; i < end; i++)
       if (M->fibers[i].state == kInWarp) M->fibers[i].state = kReady;
-    if (__tsan_release) __tsan_release(&w);
+    if (__tsan_release) __tsan_release(g);
   } else {
     self().state = kInWarp;
     give_way(false);
   }
-  if (__tsan_acquire) __tsan_acquire(&w);
+  if (__tsan_acquire) __tsan_acquire(g);
   self().parity++;
   for (u32 i = 0; i < no; i++) out[i] = w.out[slot][lane][i];
 }
