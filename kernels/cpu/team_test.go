@@ -68,7 +68,7 @@ func compute(rank, fd int) (map[string][][]float64, error) {
 		return nil, err
 	}
 	defer d.Close(b)
-	return kerneltest.Rank(d, b, rank, units)
+	return kerneltest.Rank(d, b, rank, kernels.HostUnits(units))
 }
 
 func memfd(t *testing.T) *os.File {
@@ -122,7 +122,7 @@ func TestRanksAreProcesses(t *testing.T) {
 	for u := range units {
 		units[u] = make([]byte, unit)
 	}
-	want, err := kerneltest.Rank(d, b, 0, units)
+	want, err := kerneltest.Rank(d, b, 0, kernels.HostUnits(units))
 	if err != nil {
 		t.Fatal(err)
 	}

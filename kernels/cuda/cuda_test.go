@@ -65,3 +65,10 @@ func device(t testing.TB, d driver.Driver, teams ...int) kerneltest.Device {
 func TestKernels(t *testing.T) {
 	kerneltest.Run(t, device(t, cudatest.Driver(t), 1, 2, 3))
 }
+
+func TestSuiteNoticesBrokenKernels(t *testing.T) {
+	if testing.Short() {
+		t.Skip("not in short mode: a simulated card is slow")
+	}
+	kerneltest.Mutants(t, device(t, cudatest.Driver(t), 1, 2))
+}
