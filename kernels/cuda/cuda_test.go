@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"os"
 	"sync"
 	"testing"
 
@@ -67,8 +68,8 @@ func TestKernels(t *testing.T) {
 }
 
 func TestSuiteNoticesBrokenKernels(t *testing.T) {
-	if testing.Short() {
-		t.Skip("not in short mode: a simulated card is slow")
+	if os.Getenv("TANDEM_CUDA_MUTANTS") == "" && !cudatest.OnCard() {
+		t.Skip("minutes on a simulated card, and what it tests is the suite, which the CPU backend tests too: set TANDEM_CUDA_MUTANTS=1")
 	}
 	kerneltest.Mutants(t, device(t, cudatest.Driver(t), 1, 2))
 }

@@ -1,7 +1,6 @@
 package llama
 
 import (
-	"fmt"
 	"math"
 	"slices"
 	"testing"
@@ -246,5 +245,5 @@ func TestCardAnswersAsTheReference(t *testing.T) {
 	if want := shortest.Tokens[:steps]; !slices.Equal(got, want) {
 		t.Errorf("tokens %v, want %v (margins %.3f)", got, want, shortest.Margins[:steps])
 	}
-	t.Log(fmt.Sprintf("%s: %d tokens of prompt, %v", d.Devices()[0].Name, len(shortest.Prompt), got))
+	t.Logf("%s: %d tokens of prompt, %v", d.Devices()[0].Name, len(shortest.Prompt), got)
 }
