@@ -192,6 +192,30 @@ type Batch struct {
 // Rows is the number of rows.
 func (b *Batch) Rows() int { return len(b.Tokens) }
 
+// Mem is memory that holds pages, which a backend of the right kind can use: Host,
+// or a device's, whose type is in the package of its backend. It stays its owner's.
+type Mem interface {
+	// Len is its size in bytes.
+	Len() int64
+}
+
+// Host is memory of this process.
+type Host []byte
+
+// Len implements Mem.
+func (h Host) Len() int64 { return int64(len(h)) }
+
+// HostUnits is OpenKV's argument for pages in memory of this process.
+func HostUnits(units [][]byte) []Mem {
+	m := make([]Mem, len(units))
+	for u, mem := range units {
+		if mem != nil {
+			m[u] = Host(mem)
+		}
+	}
+	return m
+}
+
 // Values handed from operation to operation. A backend makes and owns them;
 // every one holds at most Shape.MaxRows rows.
 type (
@@ -221,8 +245,9 @@ type Backend interface {
 	// OpenKV tells the backend where each unit's pages lie: units[u] holds all
 	// pages of unit u, Geometry.UnitPageBytes apart. A rank writes only the units
 	// it owns; on devices that share memory it reads all of them, elsewhere the
-	// units of other ranks are nil.
-	OpenKV(units [][]byte) error
+	// units of other ranks are nil. Memory of a kind that the device cannot use is
+	// an error.
+	OpenKV(units []Mem) error
 
 	// Embed sets row r of x to the table's row of token r. x is whole.
 	Embed(x Buffer, table Matrix, b *Batch) error

@@ -281,10 +281,10 @@ func newNetwork(dev Device, m *family.Model, r *rank, own int) (model.Network, k
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	units := make([][]byte, len(r.mem.kv))
+	units := make([]kernels.Mem, len(r.mem.kv))
 	for u, seg := range r.mem.kv {
 		if seg != nil {
-			units[u] = seg.Pages()
+			units[u] = kernels.Host(seg.Pages())
 		}
 	}
 	if err := b.OpenKV(units); err != nil {

@@ -96,8 +96,12 @@ func (s *Segment) Open(i, epoch uint32) bool { return s.word(i).Load() == uint64
 // attempt's sequence (XXH3, seeded with all three): the same bytes in another
 // place or for another attempt have another digest.
 func Digest(attempt uint64, unit, ordinal int, page []byte) uint64 {
-	seed := attempt*0x9E3779B97F4A7C15 ^ uint64(unit)<<48 ^ uint64(ordinal)
-	return xxh3.HashSeed(page, seed)
+	return xxh3.HashSeed(page, Seed(attempt, unit, ordinal))
+}
+
+// Seed is the seed of Digest, for devices that compute it where the page lies.
+func Seed(attempt uint64, unit, ordinal int) uint64 {
+	return attempt*0x9E3779B97F4A7C15 ^ uint64(unit)<<48 ^ uint64(ordinal)
 }
 
 // Board is the table of one prefill replica. It has slots; an attempt is given a

@@ -6,16 +6,23 @@ import (
 	"tandem/kernels"
 )
 
-// OpenKV implements kernels.Backend: units[u] holds the pages of unit u. It is
-// borrowed for the backend's life and may lie inside or outside the Go heap.
-func (b *Backend) OpenKV(units [][]byte) error {
+// OpenKV implements kernels.Backend: units[u] holds the pages of unit u, in
+// kernels.Host memory. It is borrowed for the backend's life and may lie inside or
+// outside the Go heap.
+func (b *Backend) OpenKV(units []kernels.Mem) error {
 	g := b.shape.Geometry
 	if len(units) != g.Units {
 		return fmt.Errorf("cpu: the memory of %d units, want %d", len(units), g.Units)
 	}
 	page := int(g.UnitPageBytes(ElemBytes(b.set)))
 	n := -1
-	for u, mem := range units {
+	host := make([][]byte, len(units))
+	for u, m := range units {
+		mem, ok := m.(kernels.Host)
+		if !ok {
+			return fmt.Errorf("cpu: unit %d lies in %T, want memory of the host", u, m)
+		}
+		host[u] = mem
 		if len(mem)%page != 0 || len(mem) == 0 {
 			return fmt.Errorf("cpu: unit %d: %d bytes are no whole pages of %d", u, len(mem), page)
 		}
@@ -24,7 +31,7 @@ func (b *Backend) OpenKV(units [][]byte) error {
 		}
 		n = len(mem) / page
 	}
-	b.units, b.nPages = units, n
+	b.units, b.nPages = host, n
 	return nil
 }
 

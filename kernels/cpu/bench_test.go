@@ -33,7 +33,7 @@ func benchBackend(b *testing.B, set string, pages int) *cpu.Backend {
 	for u := range units {
 		units[u] = make([]byte, int64(pages)*s.UnitPageBytes(cpu.ElemBytes(set)))
 	}
-	if err := k.OpenKV(units); err != nil {
+	if err := k.OpenKV(kernels.HostUnits(units)); err != nil {
 		b.Fatal(err)
 	}
 	return k

@@ -51,7 +51,7 @@ func deviceOf(base cpu.Options, teams ...int) kerneltest.Device {
 		Packer:      cpu.NewPacker(),
 		New:         func(o kerneltest.Options) (kernels.Backend, error) { return cpu.New(options(o)) },
 		Close:       func(b kernels.Backend) { b.(*cpu.Backend).Close() },
-		Read:        func(v kernels.Buffer, r int) []float32 { return slices.Clone(cpu.Row(v, r)) },
+		Read:        func(_ kernels.Backend, v kernels.Buffer, r int) []float32 { return slices.Clone(cpu.Row(v, r)) },
 		SharedBytes: func(o kerneltest.Options) int64 { return cpu.SharedBytes(options(o)) },
 		ElemBytes:   cpu.ElemBytes(base.Set),
 		Rounds:      base.Set != cpu.Float32,

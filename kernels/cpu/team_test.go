@@ -68,7 +68,7 @@ func compute(rank, fd int) (map[string][][]float64, error) {
 		return nil, err
 	}
 	defer d.Close(b)
-	return kerneltest.Rank(d, b, rank, units)
+	return kerneltest.Rank(d, b, rank, kernels.HostUnits(units))
 }
 
 func memfd(t *testing.T) *os.File {
@@ -122,7 +122,7 @@ func TestRanksAreProcesses(t *testing.T) {
 	for u := range units {
 		units[u] = make([]byte, unit)
 	}
-	want, err := kerneltest.Rank(d, b, 0, units)
+	want, err := kerneltest.Rank(d, b, 0, kernels.HostUnits(units))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -353,7 +353,7 @@ func TestWrongBatchesPanic(t *testing.T) {
 	}
 	defer b.Close()
 	g := o.Shape.Geometry
-	if err := b.OpenKV([][]byte{make([]byte, 3*g.UnitPageBytes(2))}); err != nil {
+	if err := b.OpenKV([]kernels.Mem{make(kernels.Host, 3*g.UnitPageBytes(2))}); err != nil {
 		t.Fatal(err)
 	}
 	good := kernels.Batch{Tokens: []int32{1, 2}, Pos: []int32{0, 1}, Seq: []int32{0, 0}, Pages: [][]uint32{{2}}}
@@ -399,7 +399,7 @@ func TestWrongBatchesPanic(t *testing.T) {
 	if err := b.OpenKV(nil); err == nil {
 		t.Error("OpenKV without units succeeded")
 	}
-	if err := b.OpenKV([][]byte{make([]byte, 100)}); err == nil {
+	if err := b.OpenKV([]kernels.Mem{make(kernels.Host, 100)}); err == nil {
 		t.Error("OpenKV of part of a page succeeded")
 	}
 }
@@ -422,7 +422,7 @@ func TestActsKeepTheirValues(t *testing.T) {
 		for rank, b := range bs {
 			go func() {
 				done <- func() error {
-					if err := b.OpenKV([][]byte{unit}); err != nil {
+					if err := b.OpenKV([]kernels.Mem{kernels.Host(unit)}); err != nil {
 						return err
 					}
 					m := func(typ kernels.Type, rows, cols int, p kernels.Partition) kernels.Matrix {

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"tandem/kernels"
 	"tandem/kernels/ref"
 )
@@ -40,12 +42,15 @@ type Device struct {
 	// New returns the backend of rank o.Team.Rank, Close ends it.
 	New   func(o Options) (kernels.Backend, error)
 	Close func(kernels.Backend)
-	// Read is a copy of row r of a buffer, after Sync. Where ranks share no memory
-	// it gathers.
-	Read func(v kernels.Buffer, r int) []float32
+	// Read is a copy of row r of a buffer of b's, after Sync. Where ranks share no
+	// memory it gathers.
+	Read func(b kernels.Backend, v kernels.Buffer, r int) []float32
 	// SharedBytes is what Team.Shared must have; nil for devices that use none.
 	SharedBytes func(o Options) int64
-	ElemBytes   int // of the KV cache
+	// Memory makes memory for a rank's own units, on its device and with these
+	// contents; nil for devices that take kernels.Host memory, all ranks the same.
+	Memory    func(b kernels.Backend, contents []byte) kernels.Mem
+	ElemBytes int // of the KV cache
 	// Rounds says that the device rounds activations to 8 bits where they meet
 	// quantised weights, and the KV cache to binary16.
 	Rounds bool
@@ -78,9 +83,8 @@ type program func(k *kit) error
 // A kit is one rank's side of a program.
 type kit struct {
 	kernels.Backend
-	rank  int
-	units [][]byte
-	run   *execution
+	rank int
+	run  *execution
 }
 
 // An execution is a program running on all ranks.
@@ -100,12 +104,20 @@ type results map[string][][]float64
 func execute(tb TB, d Device, o Options, size int, p program) results {
 	tb.Helper()
 	e := &execution{d: d, o: o, packed: map[string]kernels.Packed{}, out: results{}}
-	units := make([][]byte, o.Shape.Units)
-	for u := range units {
-		units[u] = garbage(int(o.Shape.UnitPageBytes(d.ElemBytes)) * pagesOf(o))
+	bytes := int(o.Shape.UnitPageBytes(d.ElemBytes)) * pagesOf(o)
+	units := make([]kernels.Mem, o.Shape.Units)
+	if d.Memory == nil {
+		for u := range units {
+			units[u] = kernels.Host(garbage(bytes))
+		}
 	}
 	if d.SharedBytes != nil && size > 1 {
-		o.Team.Shared = make([]byte, d.SharedBytes(withSize(o, size)))
+		shared, err := unix.Mmap(-1, 0, int(d.SharedBytes(withSize(o, size))), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		if err != nil {
+			tb.Fatalf("shared memory: %v", err)
+		}
+		defer unix.Munmap(shared)
+		o.Team.Shared = shared
 	}
 	ranks := make([]kernels.Backend, size)
 	for rank := range ranks {
@@ -123,7 +135,14 @@ func execute(tb TB, d Device, o Options, size int, p program) results {
 	for rank, b := range ranks {
 		wg.Go(func() {
 			runtime.LockOSThread() // and not unlocked: the thread ends with the goroutine
-			k := &kit{Backend: b, rank: rank, units: units, run: e}
+			k := &kit{Backend: b, rank: rank, run: e}
+			units := units
+			if d.Memory != nil {
+				units = make([]kernels.Mem, o.Shape.Units)
+				for u, end := o.Shape.Owner(rank, size); u < end; u++ {
+					units[u] = d.Memory(b, garbage(bytes))
+				}
+			}
 			if errs[rank] = b.OpenKV(units); errs[rank] == nil {
 				errs[rank] = p(k)
 			}
@@ -155,15 +174,15 @@ func reference(tb TB, d Device, name string, o Options, p program) results {
 		return r
 	}
 	e := &execution{o: o, onRef: true, packed: map[string]kernels.Packed{}, out: results{}}
-	units := make([][]byte, o.Shape.Units)
+	units := make([]kernels.Mem, o.Shape.Units)
 	for u := range units {
-		units[u] = garbage(int(o.Shape.UnitPageBytes(ref.ElemBytes)) * pagesOf(o))
+		units[u] = kernels.Host(garbage(int(o.Shape.UnitPageBytes(ref.ElemBytes)) * pagesOf(o)))
 	}
 	b := ref.New(ref.Options{Shape: o.Shape, Rope: o.Rope, Quantise: d.Rounds, AlwaysFine: d.AlwaysFine, HalfCache: d.Rounds})
 	if err := b.OpenKV(units); err != nil {
 		tb.Fatalf("reference: %v", err)
 	}
-	if err := p(&kit{Backend: b, units: units, run: e}); err != nil {
+	if err := p(&kit{Backend: b, run: e}); err != nil {
 		tb.Fatalf("reference: %v", err)
 	}
 	references.known[key] = e.out
@@ -234,7 +253,7 @@ func (k *kit) emit(name string, v kernels.Buffer, rows int) error {
 			if k.run.onRef {
 				k.put(name, append([]float64(nil), v.(*ref.Buffer).Row(r)...))
 			} else {
-				k.put(name, widen(k.run.d.Read(v, r)))
+				k.put(name, widen(k.run.d.Read(k.Backend, v, r)))
 			}
 		}
 	}

@@ -16,7 +16,7 @@ func TestReference(t *testing.T) {
 			return ref.New(ref.Options{Shape: o.Shape, Rope: o.Rope}), nil
 		},
 		Close: func(kernels.Backend) {},
-		Read: func(v kernels.Buffer, r int) []float32 {
+		Read: func(_ kernels.Backend, v kernels.Buffer, r int) []float32 {
 			var out []float32
 			for _, x := range v.(*ref.Buffer).Row(r) {
 				out = append(out, float32(x))

@@ -84,6 +84,11 @@ func wrapped(w func(kernels.Backend, Options) kernels.Backend) func(Device) Devi
 			return m, nil
 		}
 		d.Close = func(b kernels.Backend) { end(inner[b]) }
+		read, memory := d.Read, d.Memory
+		d.Read = func(b kernels.Backend, v kernels.Buffer, r int) []float32 { return read(inner[b], v, r) }
+		if memory != nil {
+			d.Memory = func(b kernels.Backend, contents []byte) kernels.Mem { return memory(inner[b], contents) }
+		}
 		return d
 	}
 }

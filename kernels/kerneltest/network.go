@@ -374,15 +374,15 @@ func RankOptions() Options {
 func RankPages() int { return pagesOf(RankOptions()) }
 
 // Rank runs a traced network on one rank of a replica whose ranks are anywhere,
-// for example processes, and returns what rank 0 got. units is the KV cache that
-// all of them share.
-func Rank(d Device, b kernels.Backend, rank int, units [][]byte) (map[string][][]float64, error) {
+// for example processes, and returns what rank 0 got. units is this rank's argument
+// of OpenKV.
+func Rank(d Device, b kernels.Backend, rank int, units []kernels.Mem) (map[string][][]float64, error) {
 	_, run := traced(0)
 	e := &execution{d: d, packed: map[string]kernels.Packed{}, out: results{}}
 	if err := b.OpenKV(units); err != nil {
 		return nil, err
 	}
-	return e.out, run(&kit{Backend: b, rank: rank, units: units, run: e})
+	return e.out, run(&kit{Backend: b, rank: rank, run: e})
 }
 
 // SameBits fails unless two traces are equal bit for bit.

@@ -150,8 +150,11 @@ func (b *Backend) NewAct(cols int, p kernels.Precision) kernels.Act {
 }
 
 // OpenKV implements kernels.Backend.
-func (b *Backend) OpenKV(units [][]byte) error {
-	b.units = units
+func (b *Backend) OpenKV(units []kernels.Mem) error {
+	b.units = make([][]byte, len(units))
+	for u, m := range units {
+		b.units[u] = m.(kernels.Host)
+	}
 	return nil
 }
 

@@ -88,7 +88,7 @@ func TestRowOperations(t *testing.T) {
 func TestAttention(t *testing.T) {
 	o := small()
 	b := New(o)
-	if err := b.OpenKV([][]byte{make([]byte, 3*o.Shape.UnitPageBytes(ElemBytes))}); err != nil {
+	if err := b.OpenKV([]kernels.Mem{make(kernels.Host, 3*o.Shape.UnitPageBytes(ElemBytes))}); err != nil {
 		t.Fatal(err)
 	}
 	batch := &kernels.Batch{Tokens: make([]int32, 3), Pos: []int32{0, 1, 2}, Seq: []int32{0, 0, 0}, Pages: [][]uint32{{2, 0}}}
@@ -140,7 +140,7 @@ func TestHalfCacheRounds(t *testing.T) {
 	o := small()
 	o.HalfCache = true
 	b := New(o)
-	if err := b.OpenKV([][]byte{make([]byte, o.Shape.UnitPageBytes(ElemBytes))}); err != nil {
+	if err := b.OpenKV([]kernels.Mem{make(kernels.Host, o.Shape.UnitPageBytes(ElemBytes))}); err != nil {
 		t.Fatal(err)
 	}
 	batch := &kernels.Batch{Tokens: make([]int32, 1), Pos: []int32{0}, Seq: []int32{0}, Pages: [][]uint32{{0}}}

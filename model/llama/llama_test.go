@@ -88,7 +88,7 @@ func newTeam(tb testing.TB, c *Config, img *weights.Image, o teamOptions) *team 
 		if err != nil {
 			tb.Fatal(err)
 		}
-		if err := b.OpenKV(units); err != nil {
+		if err := b.OpenKV(kernels.HostUnits(units)); err != nil {
 			tb.Fatal(err)
 		}
 		n, err := New(c, img, b)

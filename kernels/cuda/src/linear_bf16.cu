@@ -1,0 +1,3 @@
+#include "linear.h"
+
+FORMAT(bf16, BF16)

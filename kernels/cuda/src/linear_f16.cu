@@ -1,0 +1,3 @@
+#include "linear.h"
+
+FORMAT(f16, F16)

@@ -1,0 +1,3 @@
+#include "linear.h"
+
+FORMAT(f32, F32)

@@ -1,0 +1,3 @@
+#include "linear.h"
+
+FORMAT(q4_1, Q4_1)

@@ -1,0 +1,3 @@
+#include "linear.h"
+
+FORMAT(q6_k, Q6_K)

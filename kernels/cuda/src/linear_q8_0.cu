@@ -1,0 +1,3 @@
+#include "linear.h"
+
+FORMAT(q8_0, Q8_0)
