@@ -17,10 +17,11 @@ const BusyChunk = 64
 // is work for it. turn counts the steps.
 //
 // A quarter is dealt out evenly, in turns if it does not reach for all, so that none
-// stands still. The rest goes to those with least left, one after another: were all
-// computed evenly, all would be done only when the last is, and the streams that a
-// new generation resumes would go on together at the end instead of one by one from
-// the beginning.
+// stands still. A quarter is the oldest's, so that its end comes in bounded time however
+// often everything begins anew. The rest goes to those with least left, one after
+// another: were all computed evenly, all would be done only when the last is, and the
+// streams that a new generation resumes would go on together at the end instead of one
+// by one from the beginning.
 func Prefill(left []int, budget, turn int) []int {
 	give := make([]int, len(left))
 	var open []int
@@ -29,14 +30,20 @@ func Prefill(left []int, budget, turn int) []int {
 			open = append(open, i)
 		}
 	}
-	even := max(budget/4, 1)
+	quarter := max(budget/4, 1)
+	even := quarter
 	share := max(even/max(len(open), 1), 1)
-	start := turn * even
+	start := turn * quarter
 	for k := range open {
 		i := open[(start+k)%len(open)]
 		n := min(share, left[i], even)
 		give[i] += n
 		even, budget = even-n, budget-n
+	}
+	if len(open) > 0 {
+		n := min(left[open[0]]-give[open[0]], quarter, budget)
+		give[open[0]] += n
+		budget -= n
 	}
 	slices.SortStableFunc(open, func(a, b int) int { return left[a] - left[b] })
 	for _, i := range open {

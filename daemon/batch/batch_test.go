@@ -49,6 +49,18 @@ func TestPrefillBounds(t *testing.T) {
 	})
 }
 
+// Generations that end again and again do not keep the oldest from its end: it moves on
+// by a quarter of each step, whatever there is beside it.
+func TestPrefillOldestIsNotPassedOver(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		left := rapid.SliceOfN(rapid.IntRange(1, 1000), 1, 40).Draw(t, "left")
+		budget := rapid.IntRange(4, 600).Draw(t, "budget")
+		if give := Prefill(left, budget, rapid.IntRange(0, 1000).Draw(t, "turn")); give[0] < min(left[0], budget/4) {
+			t.Fatalf("the oldest of %v gets %d of %d", left, give[0], budget)
+		}
+	})
+}
+
 // However many prompts there are and however long they are, each moves on within
 // few steps; and the first is done long before the last.
 func TestPrefillNoneStandsStill(t *testing.T) {
