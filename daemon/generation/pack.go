@@ -95,7 +95,7 @@ func Pack(ctx context.Context, sp *spawn.Spawner, model string, window int, byte
 	case !packed || st.Code != 0:
 		return fail(fmt.Errorf("packing the weights of %s: the process ended: %s: %s", model, st.Text, st.Last))
 	}
-	if err := r.Freeze(); err != nil {
+	if err := r.Freeze(5 * time.Second); err != nil {
 		return fail(err)
 	}
 	return r, nil

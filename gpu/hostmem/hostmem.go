@@ -4,10 +4,12 @@
 package hostmem
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -82,9 +84,12 @@ func (r *Region) ReadOnly() (*os.File, error) {
 }
 
 // Freeze unmaps the region here and forbids every later write to it, by anyone,
-// for as long as it exists. It fails while another process has it mapped
-// writable. Bytes is a read-only mapping after it.
-func (r *Region) Freeze() error {
+// for as long as it exists. Bytes is a read-only mapping after it.
+//
+// It fails while another process has the region mapped writable, for longer than
+// patience. Patience is needed after a process that wrote was reaped: its memory
+// outlives it for as long as somebody looks at it through /proc.
+func (r *Region) Freeze(patience time.Duration) error {
 	if r.mem != nil {
 		if err := unix.Munmap(r.mem); err != nil {
 			return err
@@ -92,8 +97,14 @@ func (r *Region) Freeze() error {
 		r.mem = nil
 	}
 	seals := unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
-	if _, err := unix.FcntlInt(r.file.Fd(), unix.F_ADD_SEALS, seals); err != nil {
-		return fmt.Errorf("shared memory %s: forbid writing: %w", r.file.Name(), err)
+	for limit := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		_, err := unix.FcntlInt(r.file.Fd(), unix.F_ADD_SEALS, seals)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, unix.EBUSY) || !time.Now().Before(limit) {
+			return fmt.Errorf("shared memory %s: forbid writing: %w", r.file.Name(), err)
+		}
 	}
 	st, err := r.file.Stat()
 	if err != nil {

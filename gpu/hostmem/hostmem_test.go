@@ -3,6 +3,7 @@ package hostmem
 import (
 	"os"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -38,7 +39,7 @@ func TestFrozenRegionCannotBeWritten(t *testing.T) {
 	}
 	defer r.Close()
 	r.Bytes()[9] = 3
-	if err := r.Freeze(); err != nil {
+	if err := r.Freeze(0); err != nil {
 		t.Fatal(err)
 	}
 	if r.Bytes()[9] != 3 {
@@ -63,8 +64,32 @@ func TestFreezeRefusesWhileSomebodyMayWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	if err := r.Freeze(); err == nil {
+	if err := r.Freeze(0); err == nil {
 		t.Error("frozen under a writable mapping")
+	}
+}
+
+// A process that wrote has been reaped, and somebody still looks at its memory.
+func TestFreezeWaitsForTheLastWriter(t *testing.T) {
+	r, err := Create("t", 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	w, err := Map(dup(t, r.File()), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := make(chan error)
+	go func() {
+		time.Sleep(20 * time.Millisecond)
+		gone <- w.Close()
+	}()
+	if err := r.Freeze(time.Minute); err != nil {
+		t.Error(err)
+	}
+	if err := <-gone; err != nil {
+		t.Error(err)
 	}
 }
 
