@@ -71,6 +71,7 @@ var allowed = map[string]string{
 	"daemon/api":         "daemon/api/jsonin daemon/api/jsonout daemon/fault daemon/ident daemon/request model/chat model/sample model/token",
 	"daemon/api/jsonin":  "",
 	"daemon/api/jsonout": "",
+	"daemon/statetest":   "",
 	"daemon/api/apitest": "daemon/api daemon/fault daemon/ident daemon/request",
 	"daemon/admin":       "daemon/control daemon/core daemon/fault daemon/ident daemon/observe",
 	"daemon/cli":         "daemon/admin daemon/config daemon/core daemon/observe model model/catalog model/family model/weights",

@@ -1,8 +1,6 @@
 package request
 
 import (
-	"flag"
-	"fmt"
 	"os"
 	"reflect"
 	"regexp"
@@ -12,9 +10,8 @@ import (
 	"time"
 
 	"tandem/daemon/fault"
+	"tandem/daemon/statetest"
 )
-
-var update = flag.Bool("update", false, "write STATES.md anew")
 
 // variants are the events with what tells them apart.
 var variants = []struct {
@@ -30,8 +27,8 @@ var variants = []struct {
 
 // outcomes is all that each event leads to in each state, over every reachable
 // machine.
-func outcomes(t *testing.T) map[State]map[string][]string {
-	out := map[State]map[string][]string{}
+func outcomes() statetest.Outcomes {
+	out := statetest.Outcomes{}
 	norm := func(m Machine) Machine { // of time, only what came last matters
 		m.Entered, m.Armed, m.Expires, m.Tokens, m.Tries = 0, 0, Instant(limits.Request), min(m.Tokens, 1), min(m.Tries, 1)
 		return m
@@ -41,9 +38,6 @@ func outcomes(t *testing.T) map[State]map[string][]string {
 	for todo := []Machine{start}; len(todo) > 0; {
 		m := todo[0]
 		todo = todo[1:]
-		if out[m.State] == nil {
-			out[m.State] = map[string][]string{}
-		}
 		for _, v := range variants {
 			now := Instant(time.Millisecond)
 			switch {
@@ -71,17 +65,12 @@ func outcomes(t *testing.T) map[State]map[string][]string {
 					what += ", " + a.String()
 				}
 			}
-			if !slices.Contains(out[m.State][v.name], what) {
-				out[m.State][v.name] = append(out[m.State][v.name], what)
-			}
+			out.Add(m.State.String(), v.name, what)
 			if n := norm(next); !seen[n] {
 				seen[n] = true
 				todo = append(todo, n)
 			}
 		}
-	}
-	if len(out) != int(states) {
-		t.Fatalf("%d of %d states are reachable", len(out), states)
 	}
 	return out
 }
@@ -97,41 +86,15 @@ func TestStatesAreWrittenDown(t *testing.T) {
 			t.Errorf("the table lacks the event %s", k)
 		}
 	}
-	var b strings.Builder
-	b.WriteString("# What a request does with each event in each state\n\nWritten by `go test ./daemon/request -run States -update`, from the code, over every reachable machine; the same test\n" +
-		"without the flag compares. \"a **or** b\" means that it depends on what the machine remembers: attempts used up, pages\nthat landed before prefill was done, whether a first token came. What is *ignored* changes nothing and is counted.\n")
-	all := outcomes(t)
+	var names, events []string
 	for s := Queued; s < states; s++ {
-		fmt.Fprintf(&b, "\n## %s\n\n| event | leads to |\n|---|---|\n", s)
-		var ignored []string
-		for _, v := range variants {
-			what := all[s][v.name]
-			slices.Sort(what)
-			if slices.Equal(what, []string{"ignored"}) {
-				ignored = append(ignored, v.name)
-				continue
-			}
-			fmt.Fprintf(&b, "| %s | %s |\n", v.name, strings.Join(what, " **or** "))
-		}
-		fmt.Fprintf(&b, "\n*Ignored:* %s.\n", strings.Join(ignored, "; "))
+		names = append(names, s.String())
 	}
-	compareStates(t, b.String())
-}
-
-func compareStates(t *testing.T, want string) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile("STATES.md", []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+	for _, v := range variants {
+		events = append(events, v.name)
 	}
-	got, err := os.ReadFile("STATES.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(got) != want {
-		t.Errorf("STATES.md is not what the code does. If that is on purpose: go test . -run States -update, and read the difference")
-	}
+	statetest.Compare(t, "# What a request does with each event in each state\n\nWritten by `go test ./daemon/request -run States -update`, from the code, over every reachable machine; the same test\n"+
+		"without the flag compares. \"a **or** b\" means that it depends on what the machine remembers: attempts used up, pages\nthat landed before prefill was done, whether a first token came. What is *ignored* changes nothing and is counted.\n", names, events, outcomes())
 }
 
 // ARCHITECTURE.md has a table of states, limits and what passing them means.

@@ -1,16 +1,12 @@
 package supervise
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"slices"
-	"strings"
 	"testing"
 	"time"
-)
 
-var update = flag.Bool("update", false, "write STATES.md anew")
+	"tandem/daemon/statetest"
+)
 
 // STATES.md is what the code does, over every reachable supervisor of two ranks. A
 // change of either without the other fails.
@@ -24,7 +20,7 @@ func TestStatesAreWrittenDown(t *testing.T) {
 		{"start", Start, 0}, {"ready", Ready, 0}, {"exited", Exited, 0}, {"condemned", Condemned, 0}, {"reaped", Reaped, 0}, {"stop", Stop, 0},
 		{"tick", Tick, time.Millisecond}, {"tick after a long time", Tick, time.Hour},
 	}
-	out := map[State]map[string][]string{}
+	out := statetest.Outcomes{}
 	key := func(m Machine) string {
 		return fmt.Sprint(m.State, m.Ready, min(m.Failed, 2), len(m.recent), m.Late, m.Stop, m.Until-m.Entered)
 	}
@@ -33,9 +29,6 @@ func TestStatesAreWrittenDown(t *testing.T) {
 	for todo := []Machine{start}; len(todo) > 0; {
 		m := todo[0]
 		todo = todo[1:]
-		if out[m.State] == nil {
-			out[m.State] = map[string][]string{}
-		}
 		for _, v := range variants {
 			next, acts := m.Step(&l, Event{Kind: v.kind, Reason: "test"}, m.Entered+Instant(v.wait))
 			what := next.State.String()
@@ -48,9 +41,7 @@ func TestStatesAreWrittenDown(t *testing.T) {
 			for _, a := range acts {
 				what += ", " + actionNames[a]
 			}
-			if !slices.Contains(out[m.State][v.name], what) {
-				out[m.State][v.name] = append(out[m.State][v.name], what)
-			}
+			out.Add(m.State.String(), v.name, what)
 			if len(next.recent) > l.Budget+2 {
 				continue
 			}
@@ -60,37 +51,13 @@ func TestStatesAreWrittenDown(t *testing.T) {
 			}
 		}
 	}
-	var b strings.Builder
-	b.WriteString("# What the supervisor does with each event in each state\n\nWritten by `go test ./daemon/supervise -run States -update`, from the code, over every reachable machine of two ranks; the same\n" +
-		"test without the flag compares. \"a **or** b\" means that it depends on what the machine remembers: ranks that are ready,\ngenerations that ended lately, starts that failed, that it is to stop. What is *ignored* changes nothing.\n")
+	var states, events []string
 	for s := Down; s <= Stopped; s++ {
-		if out[s] == nil {
-			t.Errorf("%s is not reachable", s)
-			continue
-		}
-		fmt.Fprintf(&b, "\n## %s\n\n| event | leads to |\n|---|---|\n", s)
-		var ignored []string
-		for _, v := range variants {
-			what := out[s][v.name]
-			slices.Sort(what)
-			if slices.Equal(what, []string{"ignored"}) {
-				ignored = append(ignored, v.name)
-				continue
-			}
-			fmt.Fprintf(&b, "| %s | %s |\n", v.name, strings.Join(what, " **or** "))
-		}
-		fmt.Fprintf(&b, "\n*Ignored:* %s.\n", strings.Join(ignored, "; "))
+		states = append(states, s.String())
 	}
-	if *update {
-		if err := os.WriteFile("STATES.md", []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+	for _, v := range variants {
+		events = append(events, v.name)
 	}
-	got, err := os.ReadFile("STATES.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(got) != b.String() {
-		t.Errorf("STATES.md is not what the code does. If that is on purpose: go test . -run States -update, and read the difference")
-	}
+	statetest.Compare(t, "# What the supervisor does with each event in each state\n\nWritten by `go test ./daemon/supervise -run States -update`, from the code, over every reachable machine of two ranks; the same\n"+
+		"test without the flag compares. \"a **or** b\" means that it depends on what the machine remembers: ranks that are ready,\ngenerations that ended lately, starts that failed, that it is to stop. What is *ignored* changes nothing.\n", states, events, out)
 }

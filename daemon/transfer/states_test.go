@@ -1,20 +1,15 @@
 package transfer
 
 import (
-	"flag"
-	"fmt"
-	"os"
-	"slices"
-	"strings"
 	"testing"
-)
 
-var update = flag.Bool("update", false, "write STATES.md anew")
+	"tandem/daemon/statetest"
+)
 
 // STATES.md is what the code does, over every reachable transfer between two source
 // and two target ranks. A change of either without the other fails.
 func TestStatesAreWrittenDown(t *testing.T) {
-	out := map[State]map[Kind][]string{}
+	out := statetest.Outcomes{}
 	for _, tr := range []Transport{Handover, Pull, Push} {
 		for _, empty := range []bool{false, true} {
 			start := New(tr, 2, 2, empty)
@@ -34,12 +29,7 @@ func TestStatesAreWrittenDown(t *testing.T) {
 								what += ", " + a.String()
 							}
 						}
-						if out[x.State] == nil {
-							out[x.State] = map[Kind][]string{}
-						}
-						if !slices.Contains(out[x.State][k], what) {
-							out[x.State][k] = append(out[x.State][k], what)
-						}
+						out.Add(x.State.String(), k.String(), what)
 						if !seen[next] {
 							seen[next] = true
 							todo = append(todo, next)
@@ -49,39 +39,13 @@ func TestStatesAreWrittenDown(t *testing.T) {
 			}
 		}
 	}
-	var b strings.Builder
-	b.WriteString("# What a transfer does with each event in each state\n\nWritten by `go test ./daemon/transfer -run States -update`, from the code, over every reachable transfer of all transports,\n" +
-		"with two ranks on each side, with pages to move and without; the same test without the flag compares. \"a **or** b\" means\nthat it depends on what other ranks said before. What is *ignored* changes nothing and is counted: a rank that says a\nthing twice, or says it too late.\n")
+	var states, events []string
 	for s := Idle; s <= Closed; s++ {
-		if out[s] == nil {
-			t.Errorf("%s is not reachable", s)
-			continue
-		}
-		fmt.Fprintf(&b, "\n## %s\n\n| event | leads to |\n|---|---|\n", s)
-		var ignored []string
-		for k := Start; k <= GiveUp; k++ {
-			what := out[s][k]
-			slices.Sort(what)
-			if slices.Equal(what, []string{"ignored"}) {
-				ignored = append(ignored, k.String())
-				continue
-			}
-			fmt.Fprintf(&b, "| %s | %s |\n", k, strings.Join(what, " **or** "))
-		}
-		if len(ignored) > 0 {
-			fmt.Fprintf(&b, "\n*Ignored:* %s.\n", strings.Join(ignored, "; "))
-		}
+		states = append(states, s.String())
 	}
-	if *update {
-		if err := os.WriteFile("STATES.md", []byte(b.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
+	for k := Start; k <= GiveUp; k++ {
+		events = append(events, k.String())
 	}
-	got, err := os.ReadFile("STATES.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(got) != b.String() {
-		t.Errorf("STATES.md is not what the code does. If that is on purpose: go test . -run States -update, and read the difference")
-	}
+	statetest.Compare(t, "# What a transfer does with each event in each state\n\nWritten by `go test ./daemon/transfer -run States -update`, from the code, over every reachable transfer of all transports,\n"+
+		"with two ranks on each side, with pages to move and without; the same test without the flag compares. \"a **or** b\" means\nthat it depends on what other ranks said before. What is *ignored* changes nothing and is counted: a rank that says a\nthing twice, or says it too late.\n", states, events, out)
 }
