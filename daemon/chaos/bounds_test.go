@@ -83,17 +83,11 @@ func (a *appliance) gauges() (map[string]float64, error) {
 // ends counts the answers so far by how they ended.
 func (a *appliance) ends() map[string]int {
 	a.t.Helper()
-	r, err := a.http.Get(a.url("/metrics"))
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	defer r.Body.Close()
 	out := map[string]int{}
-	for in := bufio.NewScanner(r.Body); in.Scan(); {
-		var code string
-		var n float64
-		if _, err := fmt.Sscanf(in.Text(), "tandem_request_seconds_count{code=%q} %g", &code, &n); err == nil && n > 0 {
-			out[code] = int(n)
+	for name, n := range a.scrape() {
+		code, ok := strings.CutPrefix(name, `tandem_request_seconds_count{code="`)
+		if ok && n > 0 {
+			out[strings.TrimSuffix(code, `"}`)] = int(n)
 		}
 	}
 	return out

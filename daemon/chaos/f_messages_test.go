@@ -209,7 +209,7 @@ func TestF13_BytesDamaged(t *testing.T) {
 			if n := len(a.injected()); n != 2 || failed != n {
 				t.Errorf("%d pages were damaged and %d requests failed", n, failed)
 			}
-			if n := a.metrics()[`tandem_verify_failures_total{reason="digest"}`]; n != 2 {
+			if n := a.scrape()[`tandem_verify_failures_total{reason="digest"}`]; n != 2 {
 				t.Errorf("%v digests were wrong by the metric", n)
 			}
 			a.changed(before, 0)

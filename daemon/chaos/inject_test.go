@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -139,33 +138,11 @@ func (a *appliance) events(kind string) []logged {
 	return out
 }
 
-// metric is a metric's values by its labels, as "a=b,c=d".
-func (a *appliance) metrics() map[string]float64 {
-	a.t.Helper()
-	r, err := a.http.Get(a.url("/metrics"))
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	defer r.Body.Close()
-	b, err := io.ReadAll(r.Body)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	out := map[string]float64{}
-	for l := range strings.Lines(string(b)) {
-		name, v, ok := strings.Cut(strings.TrimSpace(l), " ")
-		if x, err := strconv.ParseFloat(v, 64); ok && err == nil && !strings.HasPrefix(l, "#") {
-			out[name] = x
-		}
-	}
-	return out
-}
-
 // sum adds up the metrics whose names begin so.
 func (a *appliance) sum(prefix string) float64 {
 	a.t.Helper()
 	n := 0.0
-	for name, v := range a.metrics() {
+	for name, v := range a.scrape() {
 		if strings.HasPrefix(name, prefix) {
 			n += v
 		}
@@ -310,7 +287,7 @@ func (a *appliance) holds() holdings {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	return holdings{int(a.metrics()["go_goroutines"]), len(fds)}
+	return holdings{int(a.scrape()["go_goroutines"]), len(fds)}
 }
 
 // leaksNothing waits until the daemon has no more of anything than it had. What the

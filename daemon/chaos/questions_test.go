@@ -33,7 +33,7 @@ func (a *appliance) tandem(args ...string) string {
 	return string(out)
 }
 
-// scrape is every series of /metrics.
+// scrape is every series of /metrics, by its name and labels as they stand there.
 func (a *appliance) scrape() map[string]float64 {
 	a.t.Helper()
 	r, err := a.http.Get(a.url("/metrics"))
@@ -47,11 +47,12 @@ func (a *appliance) scrape() map[string]float64 {
 	}
 	out := map[string]float64{}
 	for l := range strings.Lines(string(b)) {
-		i := strings.LastIndexByte(strings.TrimSpace(l), ' ')
+		l = strings.TrimSpace(l)
+		i := strings.LastIndexByte(l, ' ')
 		if i < 0 || l[0] == '#' {
 			continue
 		}
-		v, err := strconv.ParseFloat(strings.TrimSpace(l)[i+1:], 64)
+		v, err := strconv.ParseFloat(l[i+1:], 64)
 		if err != nil {
 			a.t.Fatalf("%q: %v", l, err)
 		}
